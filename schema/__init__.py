@@ -1,1 +1,44 @@
-"""."""
+"""The file format: four records, the way into and out of Arrow, the places of a run on disk."""
+
+from rolltape.schema.decode import decode, to_trace
+from rolltape.schema.errors import (
+    BadInput,
+    CheckFailed,
+    Damaged,
+    MissingExtra,
+    RolltapeError,
+    RunConflict,
+    RunNotFound,
+    UnsupportedVersion,
+)
+from rolltape.schema.fields import DISPOSITIONS, GROUP, OUTCOME, RECORDS, ROW, SCHEMA_VERSION, STEP, TRACE
+from rolltape.schema.records import Context, Group, Outcome, RewardSum, Step, Turn
+from rolltape.schema.table import encode
+
+__all__ = [
+    "DISPOSITIONS",
+    "GROUP",
+    "OUTCOME",
+    "RECORDS",
+    "ROW",
+    "SCHEMA_VERSION",
+    "STEP",
+    "TRACE",
+    "BadInput",
+    "CheckFailed",
+    "Context",
+    "Damaged",
+    "Group",
+    "MissingExtra",
+    "Outcome",
+    "RewardSum",
+    "RolltapeError",
+    "RunConflict",
+    "RunNotFound",
+    "Step",
+    "Turn",
+    "UnsupportedVersion",
+    "decode",
+    "encode",
+    "to_trace",
+]

@@ -1,0 +1,35 @@
+"""The errors rolltape raises. Every message is a sentence: what was found, what was expected, what to do."""
+
+from __future__ import annotations
+
+
+class RolltapeError(Exception):
+    """Root of every error that rolltape raises on purpose."""
+
+
+class BadInput(RolltapeError, ValueError):
+    """A file, record, option or trace does not hold what it must hold."""
+
+
+class UnsupportedVersion(RolltapeError, RuntimeError):
+    """A file or an installed package has a version that this rolltape does not support."""
+
+
+class MissingExtra(RolltapeError, ImportError):
+    """Something needs an optional dependency that is not installed."""
+
+
+class RunNotFound(RolltapeError, FileNotFoundError):
+    """A path holds no recorded run."""
+
+
+class RunConflict(RolltapeError, FileExistsError):
+    """A folder already holds another run, or another writer's step."""
+
+
+class Damaged(RolltapeError, OSError):
+    """Bytes on disk are not what was written."""
+
+
+class CheckFailed(RolltapeError, ValueError):
+    """A check failed and `strict` was asked for."""

@@ -1,0 +1,125 @@
+"""Rows to Arrow tables of the one fixed schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rolltape.schema import jsontext
+from rolltape.schema.encode import Row, row_of
+from rolltape.schema.fields import ROW, TRACE, Field, Record
+from rolltape.schema.records import Context, Outcome
+
+_TOKEN_BUILDERS: dict[str, Callable[[Sequence[Row]], pa.Array]] = {
+    "token_ids": lambda rows: pa.array(_join([r.ids for r in rows], np.int32)),
+    "sampled": lambda rows: pa.array(_join([r.sampled for r in rows], np.bool_)),
+    "is_content": lambda rows: _content(_join([r.content for r in rows], np.int8)),
+    "logprobs": lambda rows: _logprobs(rows),
+}
+
+
+def encode(traces: Iterable[Any], contexts: Iterable[Context] | None = None) -> pa.Table:
+    """Traces as one Arrow table of the trace record (schema version 1), a row a trace, in the order given.
+
+    `traces`: Verifiers Trace objects or their JSON records, of any release. `contexts`: one for each, or none.
+    The whole table is one chunk; bound its size by the traces you hand in (`parquet.batches` does, by bytes).
+    Raises BadInput where something is no trace, or the two differ in length.
+    """
+    if contexts is None:
+        return rows_to_table([row_of(t) for t in traces])
+    return rows_to_table([row_of(t, c) for t, c in zip(traces, contexts, strict=True)])
+
+
+def rows_to_table(rows: Sequence[Row]) -> pa.Table:
+    """Rows as one Arrow table of the trace record."""
+    return pa.Table.from_arrays([_column(f, rows) for f in TRACE.fields], schema=TRACE.arrow)
+
+
+def with_outcomes(table: pa.Table, outcomes: Iterable[Outcome]) -> pa.Table:
+    """`table` with the outcome columns appended: null for a trace that has none."""
+    by_id = {o.trace_id: o for o in outcomes}
+    found = [by_id.get(t) for t in table.column("trace_id").to_pylist()]
+    columns = {
+        "disposition": [o and o.disposition for o in found],
+        "reason": [o and o.reason for o in found],
+        "handed_reward": [
+            None if o is None or o.handed_reward is None else jsontext.to_json(o.handed_reward)[0] for o in found
+        ],
+        "remove_sample": [None if o is None or o.remove_sample is None else list(o.remove_sample) for o in found],
+        "recomputed_logprobs": [None if o is None else o.logprobs for o in found],
+    }
+    arrays = [pa.array(columns[name], ROW.by_name[name].arrow_type) for name in columns]
+    return pa.Table.from_arrays([*table.columns, *arrays], schema=ROW.arrow)
+
+
+def empty(record: Record) -> pa.Table:
+    """A table of no rows with the record's columns."""
+    return record.arrow.empty_table()
+
+
+def _column(field: Field, rows: Sequence[Row]) -> pa.Array:
+    name = field.name
+    if name == "extra":
+        return pa.array([_extra(r) for r in rows], field.type)
+    if field.shape == "token":
+        values = _TOKEN_BUILDERS[name](rows)
+        return pa.ListArray.from_arrays(_offsets([len(r.ids) for r in rows]), values)
+    if field.shape == "node":
+        lists = [r.nodes[name] for r in rows]
+        return pa.ListArray.from_arrays(_offsets([len(x) for x in lists]), _flat(lists, field.type))
+    values = [r.values[name] for r in rows]
+    if field.shape == "scalar":
+        return pa.array(values, field.type)
+    return _nested(values, field)
+
+
+def _nested(values: list[Any], field: Field) -> pa.Array:
+    """A list or MAP column with nulls, from lists or dicts."""
+    sizes = [0 if v is None else len(v) for v in values]
+    missing = [v is None for v in values]
+    offsets = _offsets(sizes)
+    mask = pa.array(missing) if any(missing) else None
+    present = [v for v in values if v is not None]
+    if field.shape == "name":
+        keys = pa.array(list(chain.from_iterable(present)), pa.string())
+        items = pa.array(list(chain.from_iterable(v.values() for v in present)), field.type)
+        return pa.MapArray.from_arrays(offsets, keys, items, mask=mask)
+    return pa.ListArray.from_arrays(offsets, _flat(present, field.type), mask=mask)
+
+
+def _flat(lists: list[list[Any]], type_: pa.DataType) -> pa.Array:
+    return pa.array(list(chain.from_iterable(lists)), type_)
+
+
+def _offsets(sizes: list[int]) -> pa.Array:
+    return pa.array(np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))).astype(np.int32))
+
+
+def _join(parts: list[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def _content(values: npt.NDArray[np.int8]) -> pa.Array:
+    unknown = values < 0
+    return pa.array(values > 0, pa.bool_(), mask=unknown if unknown.any() else None)
+
+
+def _logprobs(rows: Sequence[Row]) -> pa.Array:
+    known = _join([r.known for r in rows], np.bool_)
+    values = np.zeros(len(known), np.float32)
+    values[known] = _join([r.logprobs for r in rows], np.float32)
+    return pa.array(values, pa.float32(), mask=~known)
+
+
+def _extra(row: Row) -> bytes | None:
+    if not row.extra:
+        return None
+    try:
+        return jsontext.pack_extra(row.extra)
+    except (TypeError, ValueError):
+        return jsontext.pack_extra(jsontext.plain(row.extra, "trace", []))

@@ -173,9 +173,9 @@ class SGLangTransport:
 
     async def close(self) -> None:
         """Close the connections; the transport can be used again afterwards."""
-        http, self._http = self._http, None
         if self._background:
             await asyncio.wait(self._background, timeout=2.0)
+        http, self._http = self._http, None
         if http is not None:
             await http.close()
 

@@ -316,10 +316,7 @@ class SGLangTransport:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise _Lost(error, sent=False) from error
         except TimeoutError as error:
-            message = (
-                f"The engine sent no reply within {self.request_seconds:g} s; raise --request-seconds to wait longer."
-            )
-            raise ProviderError(message, status_code=504) from error
+            raise _Lost(error, sent=True) from error
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
             raise _Lost(error, sent=True) from error
         except aiohttp.ClientError as error:

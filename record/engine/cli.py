@@ -1,0 +1,75 @@
+"""`rolltape engine`: the demo engine by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rolltape.record.engine.server import DemoEngine
+
+_FAULT_NAMES = (
+    "latency, http_400, http_403, http_404, http_429, http_500, http_503, drop_connection, malformed_json, abort_partial, "
+    "abort_minimal, abort_empty, empty_completion, logprobs_absent, logprobs_short, logprobs_surplus, logprob_nan, "
+    "logprob_null, logprob_other_token, wrong_count, finish_null, finish_unknown, finish_string, no_weight_version, "
+    "no_prompt_tokens, no_cached_tokens, no_id"
+)
+_FAULT_HELP = f"Make something go wrong: NAME=PROBABILITY or NAME=PROBABILITY:TIMES; may be repeated. Names: {_FAULT_NAMES}."
+
+
+def engine(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 30000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder with a byte-level tokenizer.json; without it, the one made in code.")
+    ] = None,
+    write_tokenizer: Annotated[
+        Path | None, typer.Option(help="Write the tokenizer made in code into this folder first, and use it.")
+    ] = None,
+    fault: Annotated[list[str] | None, typer.Option(help=_FAULT_HELP)] = None,
+    latency: Annotated[float, typer.Option(min=0, help="Seconds that the latency fault waits.")] = 0.05,
+    jitter: Annotated[float, typer.Option(min=0, help="Up to so many seconds are added to the latency.")] = 0.0,
+) -> None:
+    """Start a small engine that speaks SGLang's /generate and knows the demo's tasks, until Ctrl-C."""
+    from rolltape.record.demo.policy import DemoPolicy
+    from rolltape.record.engine import tokenizer as made
+    from rolltape.record.engine.faults import Faults
+    from rolltape.record.engine.server import DemoEngine
+    from rolltape.schema.errors import RolltapeError
+
+    if write_tokenizer is not None:
+        tokenizer = made.write_tokenizer(write_tokenizer)
+    try:
+        faults = Faults.of(fault or [], latency=latency, jitter=jitter, seed=seed)
+        server = DemoEngine(
+            tokenizer_dir=tokenizer, seed=seed, faults=faults, host=host, port=port, policy=DemoPolicy()
+        )
+        asyncio.run(_serve(server))
+    except RolltapeError as error:
+        raise typer.BadParameter(str(error)) from error
+    except OSError as error:
+        typer.echo(f"{host}:{port} cannot be listened on: {error.strerror or error}. Choose another --port.", err=True)
+        raise typer.Exit(2) from error
+
+
+async def _serve(server: DemoEngine) -> None:
+    """Serve until Ctrl-C or a termination signal."""
+    ended = asyncio.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(name, ended.set)
+    async with server:
+        body = {
+            "input_ids": server.model.vocabulary.encode("How many"),
+            "sampling_params": {"max_new_tokens": 8},
+            "return_logprob": True,
+        }
+        typer.echo(f"Demo engine at {server.url}; Ctrl-C ends it. Try:")
+        typer.echo(f"  curl {server.url}/generate -d '{json.dumps(body)}'")
+        await ended.wait()
+    typer.echo(f"Ended after {server.requests['/generate']} requests to /generate.")

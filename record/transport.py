@@ -55,6 +55,11 @@ def is_unsupported(message: str) -> bool:
     return UNSUPPORTED in message
 
 
+def ended() -> ProviderError:
+    """The refusal of a reply that came after its episode: committed late, it would change a trace already recorded."""
+    return ProviderError("The episode ended while the engine was still sampling.", status_code=499)
+
+
 @dataclass(frozen=True)
 class RetryPolicy:
     """How long one engine request is tried."""
@@ -70,7 +75,7 @@ class RetryPolicy:
 
     def wait(self, attempt: int, retry_after: float | None = None) -> float:
         """Seconds before attempt `attempt + 1`: jittered, and never sooner than the engine asked."""
-        jittered = self.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
+        jittered: float = self.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
         return min(max(jittered, retry_after or 0.0), self.longest)
 
 
@@ -186,6 +191,10 @@ class SGLangTransport:
         known = self._sessions.get(session)
         return list(known.turns) if known else []
 
+    def knows(self, session: str) -> bool:
+        """Whether an episode has asked something and is not forgotten."""
+        return session in self._sessions
+
     def forget(self, session: str) -> None:
         """Drop an episode that has ended and abort what it still has running: no late reply joins its trace."""
         known = self._sessions.pop(session, None)
@@ -271,7 +280,7 @@ class SGLangTransport:
             if not session.closed:
                 raise
             task.uncancel()
-            raise ProviderError("The episode ended while the engine was still sampling.", status_code=499) from None
+            raise ended() from None
         finally:
             session.running.discard(task)
 

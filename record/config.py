@@ -1,0 +1,155 @@
+"""Reads the environment's TOML, and refuses before any episode what could only fail later."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rolltape.record.versions import check_live
+from rolltape.schema.errors import BadInput, RolltapeError
+
+PLUGIN_GROUPS = {"taskset": "verifiers.v1.tasksets", "harness": "verifiers.v1.harnesses"}
+LEGACY_KEYS = ("id", "args", "extra_env_kwargs")
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a TOML file; raises BadInput where it is no TOML by its name or by its content."""
+    file = Path(path)
+    if file.suffix.lower() != ".toml":
+        raise BadInput(f"{file} is not a .toml file; write the environment as Verifiers' EnvConfig in TOML.")
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"There is no file {file}; give the path of an environment TOML.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} cannot be read: {error}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{file} is no valid TOML: {error}.") from error
+
+
+def load_config(path: str | Path) -> Any:
+    """The Verifiers EnvConfig in the TOML file `path`.
+
+    Raises BadInput, UnsupportedVersion or MissingExtra with what was found and what to do.
+    """
+    data = read_toml(path)
+    refuse_v0(data, path)
+    check_live()
+    return env_config(data, path)
+
+
+def refuse_v0(data: Mapping[str, Any], path: str | Path) -> None:
+    """Raise BadInput for a V0 environment: `id` and `args` at the top level and no taskset."""
+    taskset = data.get("taskset")
+    if isinstance(taskset, Mapping) and taskset.get("id"):
+        return
+    legacy = [key for key in LEGACY_KEYS if key in data]
+    if legacy:
+        raise BadInput(
+            f"{path} is a V0 environment (top-level {', '.join(legacy)}); rolltape runs V1 environments: "
+            'name the taskset with [taskset] id = "…" and the harness with [harness] id = "…".'
+        )
+    raise BadInput(f'{path} names no taskset; write [taskset] id = "…" with the taskset\'s package.')
+
+
+def env_config(data: Mapping[str, Any], path: str | Path = "the config") -> Any:
+    """`data` as Verifiers' EnvConfig, with plugins resolved, also those inside packages (dotted ids)."""
+    from pydantic import ValidationError
+    from verifiers.v1 import EnvConfig
+
+    _refuse_codex(data)
+    _import_dotted(data)
+    try:
+        config = EnvConfig.model_validate(dict(data))
+    except ValidationError as error:
+        raise BadInput(f"{path} does not fit: {_problems(error)}.") from error
+    except ModuleNotFoundError as error:
+        raise BadInput(
+            f"{path} names something that is not installed: {error} Install it, or set PYTHONPATH."
+        ) from error
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise BadInput(f"{path} names something that does not load: {type(error).__name__}: {error}") from error
+    if config.is_legacy:
+        raise BadInput(f"{path} is a V0 environment; name a V1 taskset under [taskset].")
+    return config
+
+
+def load_environment(config: Any) -> Any:
+    """The Verifiers Environment; raises BadInput for a harness and a taskset that do not go together."""
+    from verifiers.v1.env import Environment
+
+    try:
+        return Environment(config)
+    except RolltapeError:
+        raise
+    except Exception as error:
+        raise BadInput(
+            f"The environment {config.env_id!r} cannot be set up: {error} (change [harness] or [taskset])."
+        ) from error
+
+
+def load_tasks(environment: Any, *, rollouts: int) -> list[Any]:
+    """The tasks of an environment.
+
+    Raises BadInput where loading fails, where there are none, and where a task compares its rollouts
+    (`@group_reward`) and `rollouts` is below two.
+    """
+    from verifiers.v1.decorators import discover_decorated
+
+    taskset = environment.config.taskset.id
+    try:
+        tasks = list(environment.taskset.load())
+    except Exception as error:
+        raise BadInput(f"The taskset {taskset!r} could not load its tasks: {type(error).__name__}: {error}") from error
+    if not tasks:
+        raise BadInput(f"The taskset {taskset!r} loads no task; check its settings under [taskset].")
+    grouped = next((task for task in tasks if discover_decorated(task, "group_reward")), None)
+    if grouped is not None and rollouts < 2:
+        names = ", ".join(fn.__name__ for fn in discover_decorated(grouped, "group_reward"))
+        raise BadInput(
+            f"The taskset {taskset!r} compares the rollouts of a task (@group_reward {names}); "
+            f"{rollouts} rollout per task leaves nothing to compare: set --rollouts 2 or more."
+        )
+    return tasks
+
+
+def _refuse_codex(data: Mapping[str, Any]) -> None:
+    harness = data.get("harness")
+    if isinstance(harness, Mapping) and harness.get("id") == "codex":
+        raise BadInput(
+            "The codex harness speaks the Responses dialect, which cannot be turned into training tokens; "
+            "use a harness that speaks chat completions, such as null, default or rolltape.record.inprocess."
+        )
+
+
+def _import_dotted(data: Mapping[str, Any]) -> None:
+    """Make ids with dots loadable: Verifiers 0.2.0 looks for a plugin inside its own package first, and that look-up
+    raises for a dotted id instead of going on to the id itself. So the module is put where it looks."""
+    for field, group in PLUGIN_GROUPS.items():
+        plugin = data.get(field)
+        name = plugin.get("id") if isinstance(plugin, Mapping) else None
+        if not isinstance(name, str) or "." not in name or "/" in name:
+            continue
+        module = name.replace("-", "_")
+        try:
+            sys.modules.setdefault(f"{group}.{module}", importlib.import_module(module))
+        except ModuleNotFoundError as error:
+            raise BadInput(
+                f"The {field} {name!r} is not installed ({error}); install its package, or set PYTHONPATH."
+            ) from error
+
+
+def _problems(error: Any) -> str:
+    problems: Sequence[Mapping[str, Any]] = error.errors(include_url=False)
+    return "; ".join(_problem(problem) for problem in problems)
+
+
+def _problem(problem: Mapping[str, Any]) -> str:
+    where = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "extra_forbidden":
+        return f"there is no option {where!r}"
+    return f"{where}: {problem['msg']}"

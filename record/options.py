@@ -1,0 +1,132 @@
+"""Every option of a live run, in one place: the command line, `run_live` and the recorded settings read it here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rolltape.schema.errors import BadInput
+
+BRANCH_POLICIES = ("reject", "siblings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveOptions:
+    """What to run, on which engine, how to sample, and what to do with what comes out. Lengths are in tokens."""
+
+    config: str | Path
+    """The environment: Verifiers' EnvConfig as TOML."""
+    run: str | Path
+    """The folder of the run."""
+    engine: str
+    """Address of an SGLang server or router."""
+    model: str
+    """The engine's model: an id or a checkpoint folder."""
+    tokenizer: str | None = None
+    """Folder or id of the tokenizer; None takes the model's."""
+
+    rollouts: int = 4
+    """Rollouts per task."""
+    groups: int = 4
+    """Tasks per training step; evaluation takes every task."""
+    steps: int = 1
+    concurrency: int = 64
+    """Rollouts at once."""
+    eval: bool = False
+    """Record evaluation steps instead of training steps."""
+    eval_name: str | None = None
+    """Name of the evaluation; None takes the taskset's."""
+    shuffle: bool = False
+    seed: int = 0
+    """Of the shuffle, and of the rollouts where `deterministic` is set."""
+    deterministic: bool = False
+    """Send a sampling seed per rollout, for engines that sample deterministically."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_response: int | None = 4096
+    """Sampled tokens per model turn."""
+    max_context: int | None = None
+    """Prompt and reply together."""
+    max_prompt: int | None = None
+    """The first prompt of a rollout."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+    renderer: str | None = None
+    """A renderer's name; None chooses by the model."""
+    enable_thinking: bool | None = None
+    thinking_retention: str | None = None
+    renderer_pool: int | None = None
+    """Tokenizers loaded; None takes one per core, within bounds."""
+
+    branch_policy: str = "reject"
+    min_group_size: int | None = None
+    strict: bool = False
+    """Stop at the first finding or recording failure instead of counting it."""
+
+    request_attempts: int = 6
+    """Tries of one engine request, the first included."""
+    retry_seconds: float = 60.0
+    """No new try of an engine request starts later than this."""
+    request_seconds: float | None = 1800.0
+    """Wait for one reply; None waits for ever."""
+    rollout_retries: int | None = None
+    """Retries of a whole rollout; None takes the environment's `retries.rollout.max_retries`."""
+    max_failed_groups: int = 16
+    """Task groups that may fail one after the other before the run gives up."""
+    routing_key: bool = False
+    """Send the trace id as a routing key, for routers that keep a rollout on one worker."""
+    lora: str | None = None
+    """Adapter to sample with."""
+
+    def __post_init__(self) -> None:
+        """Raise BadInput for values no run can have."""
+        for name in ("rollouts", "groups", "steps", "concurrency", "request_attempts", "max_failed_groups"):
+            self._at_least(name, 1)
+        for name in ("max_response", "max_context", "max_prompt", "min_group_size", "renderer_pool"):
+            if getattr(self, name) is not None:
+                self._at_least(name, 1)
+        if self.rollout_retries is not None:
+            self._at_least("rollout_retries", 0)
+        if self.branch_policy not in BRANCH_POLICIES:
+            raise BadInput(f"branch_policy is {self.branch_policy!r}; expected {' or '.join(BRANCH_POLICIES)}.")
+        if self.min_group_size is not None and self.min_group_size > self.rollouts:
+            raise BadInput(
+                f"min_group_size is {self.min_group_size}, and a task has {self.rollouts} rollouts: no group reaches it."
+            )
+        if self.temperature < 0:
+            raise BadInput(f"temperature is {self.temperature}; expected 0 or more.")
+        if not 0 < self.top_p <= 1:
+            raise BadInput(f"top_p is {self.top_p}; expected above 0 and at most 1.")
+        if self.max_response is None and self.max_context is None:
+            raise BadInput("Nothing limits the length of a reply; set max_response (--max-response) or max_context.")
+        if not self.engine.startswith(("http://", "https://")):
+            raise BadInput(f"The engine is {self.engine!r}; expected an address such as http://127.0.0.1:30000.")
+
+    def _at_least(self, name: str, least: int) -> None:
+        if getattr(self, name) < least:
+            raise BadInput(f"{name} is {getattr(self, name)}; expected {least} or more.")
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all options."""
+        return tuple(field.name for field in fields(cls))
+
+    def sampling(self) -> dict[str, Any]:
+        """The sampling settings as Verifiers' SamplingConfig takes them; recorded with every trace."""
+        settings: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        if self.max_response is not None:
+            settings["max_tokens"] = self.max_response
+        return settings
+
+    def conversion(self) -> dict[str, Any]:
+        """The options that decide what a trace is converted into."""
+        return {"branch_policy": self.branch_policy, "min_group_size": self.min_group_size, "strict": self.strict}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, one per option."""
+        values = asdict(self)
+        return values | {"config": str(self.config), "run": str(self.run), "stop": list(self.stop)}

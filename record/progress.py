@@ -1,0 +1,200 @@
+"""What a person sees of a live run: bars on a terminal, lines elsewhere, nothing for a program that only reads JSON."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+
+@dataclass(frozen=True)
+class TraceNews:
+    """One try of a rollout has ended."""
+
+    tokens: int
+    """Sampled, counted once per node."""
+    reward: float | None
+    """None where it was not scored."""
+    error: str | None
+    """Type and message of the last error."""
+    retried: bool = False
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class StepNews:
+    """A step has been recorded."""
+
+    split: str
+    step: int
+    traces: int
+    emitted: int
+    samples: int
+    tokens: int
+    reward: float | None
+    """Mean over the scored rollouts (last tries)."""
+    seconds: float
+    counts: Mapping[str, int]
+    """Traces by what became of them."""
+
+
+@dataclass
+class Tally:
+    """Running sums of a step."""
+
+    traces: int = 0
+    tokens: int = 0
+    errors: int = 0
+    retries: int = 0
+    rewards: list[float] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    def add(self, news: TraceNews) -> None:
+        self.tokens += news.tokens
+        self.errors += news.error is not None
+        self.retries += news.retried
+        if not news.retried:
+            self.traces += 1
+            if news.reward is not None:
+                self.rewards.append(news.reward)
+
+    @property
+    def seconds(self) -> float:
+        return max(time.monotonic() - self.started, 1e-9)
+
+    @property
+    def reward(self) -> float | None:
+        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+
+    def __str__(self) -> str:
+        reward = "–" if self.reward is None else f"{self.reward:.3f}"
+        retries = f", {self.retries} retried" if self.retries else ""
+        return f"{self.tokens / self.seconds:,.0f} tokens/s, reward {reward}, {self.errors} errors{retries}"
+
+
+class Progress(Protocol):
+    """What `run_live` tells while it runs."""
+
+    def step_started(self, split: str, step: int, steps: int, rollouts: int) -> None: ...
+
+    def trace(self, news: TraceNews) -> None: ...
+
+    def step_ended(self, news: StepNews) -> None: ...
+
+    def note(self, message: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Quiet:
+    """Says nothing."""
+
+    def step_started(self, split: str, step: int, steps: int, rollouts: int) -> None: ...
+
+    def trace(self, news: TraceNews) -> None: ...
+
+    def step_ended(self, news: StepNews) -> None: ...
+
+    def note(self, message: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lines:
+    """A line every few seconds and one per step, for logs and pipes."""
+
+    def __init__(self, console: Console | None = None, seconds: float = 10.0) -> None:
+        self.console = console or Console(file=sys.stderr, soft_wrap=True)
+        self.seconds = seconds
+        self._tally = Tally()
+        self._title = ""
+        self._total = 0
+        self._said = 0.0
+
+    def step_started(self, split: str, step: int, steps: int, rollouts: int) -> None:
+        self._tally = Tally()
+        self._title = f"{split} step {step} of {steps}"
+        self._total = rollouts
+        self._said = time.monotonic()
+
+    def trace(self, news: TraceNews) -> None:
+        self._tally.add(news)
+        if time.monotonic() - self._said >= self.seconds:
+            self._said = time.monotonic()
+            self._print(f"{self._title}: {self._tally.traces}/{self._total} traces, {self._tally}")
+
+    def step_ended(self, news: StepNews) -> None:
+        self._print(step_line(news))
+
+    def note(self, message: str) -> None:
+        self._print(message)
+
+    def close(self) -> None: ...
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)
+
+
+class Terminal:
+    """A bar for the running step, and a line above it for each step that is recorded."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self._tally = Tally()
+        self._bars = Bars(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[news]}", style="dim"),
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
+            refresh_per_second=8,
+        )
+        self._task: TaskID | None = None
+        self._bars.start()
+
+    def step_started(self, split: str, step: int, steps: int, rollouts: int) -> None:
+        self._tally = Tally()
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+        self._task = self._bars.add_task(f"{split} step {step} of {steps}", total=rollouts, news="")
+
+    def trace(self, news: TraceNews) -> None:
+        self._tally.add(news)
+        if self._task is not None:
+            self._bars.update(self._task, completed=self._tally.traces, news=str(self._tally))
+
+    def step_ended(self, news: StepNews) -> None:
+        self.console.print(step_line(news), markup=False, highlight=False)
+
+    def note(self, message: str) -> None:
+        self.console.print(message, markup=False, highlight=False, style="yellow")
+
+    def close(self) -> None:
+        self._bars.stop()
+
+
+def step_line(news: StepNews) -> str:
+    """A step in one line: what was recorded, what it is worth, and why the rest was dropped."""
+    reward = "–" if news.reward is None else f"{news.reward:.3f}"
+    dropped = ", ".join(f"{count} {name}" for name, count in sorted(news.counts.items()) if count and name != "emitted")
+    rate = news.tokens / max(news.seconds, 1e-9)
+    return (
+        f"{news.split} step {news.step}: {news.traces} traces, {news.tokens:,} tokens ({rate:,.0f}/s), "
+        f"reward {reward}, {news.emitted} emitted{f'; {dropped}' if dropped else ''}"
+    )
+
+
+def for_output(*, quiet: bool = False) -> Progress:
+    """The display that suits standard error: bars on a terminal, lines elsewhere."""
+    if quiet:
+        return Quiet()
+    return Terminal() if sys.stderr.isatty() else Lines()

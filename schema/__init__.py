@@ -1,6 +1,6 @@
 """The file format: four records, the way into and out of Arrow, the places of a run on disk."""
 
-from rolltape.schema.decode import decode, to_trace
+from rolltape.schema.decoding import decode, to_trace
 from rolltape.schema.errors import (
     BadInput,
     CheckFailed,

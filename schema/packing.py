@@ -8,6 +8,7 @@ list is known to be all int32, all bool or all float from one comparison of thos
 from __future__ import annotations
 
 import marshal
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,39 +21,46 @@ _FLOAT = np.dtype([("type", "u1"), ("value", "<f8")])
 _I, _G, _T, _F = (ord(c) for c in "igTF")
 
 
-def pack_ints(values: list[Any]) -> npt.NDArray[np.int32] | None:
-    """`values` as int32, or None where one of them is no plain int of 32 bits."""
-    data = _dump(values)
-    if data is None or len(data) != _HEAD + _INT.itemsize * len(values):
+def pack_ints(lists: Sequence[list[Any]]) -> npt.NDArray[np.int32] | None:
+    """The elements of `lists`, one list after the other, as int32; None where one is no plain int of 32 bits."""
+    data = _elements(lists, _INT.itemsize)
+    if data is None:
         return None
-    items = np.frombuffer(data, _INT, offset=_HEAD)
+    items = np.frombuffer(data, _INT)
     return items["value"].astype(np.int32) if (items["type"] == _I).all() else None
 
 
-def pack_floats(values: list[Any]) -> npt.NDArray[np.float64] | None:
-    """`values` as float64, or None where one of them is no plain float."""
-    data = _dump(values)
-    if data is None or len(data) != _HEAD + _FLOAT.itemsize * len(values):
+def pack_floats(lists: Sequence[list[Any]]) -> npt.NDArray[np.float64] | None:
+    """The elements of `lists`, one list after the other, as float64; None where one is no plain float."""
+    data = _elements(lists, _FLOAT.itemsize)
+    if data is None:
         return None
-    items = np.frombuffer(data, _FLOAT, offset=_HEAD)
+    items = np.frombuffer(data, _FLOAT)
     return items["value"].astype(np.float64) if (items["type"] == _G).all() else None
 
 
-def pack_bools(values: list[Any]) -> npt.NDArray[np.bool_] | None:
-    """`values` as bool, or None where one of them is no plain bool."""
-    data = _dump(values)
-    if data is None or len(data) != _HEAD + len(values):
+def pack_bools(lists: Sequence[list[Any]]) -> npt.NDArray[np.bool_] | None:
+    """The elements of `lists`, one list after the other, as bool; None where one is no plain bool."""
+    data = _elements(lists, 1)
+    if data is None:
         return None
-    kinds = np.frombuffer(data, np.uint8, offset=_HEAD)
+    kinds = np.frombuffer(data, np.uint8)
     true = kinds == _T
     return true if bool((true | (kinds == _F)).all()) else None
 
 
-def _dump(values: list[Any]) -> bytes | None:
+def _elements(lists: Sequence[list[Any]], size: int) -> bytes | None:
+    """The marshalled elements of `lists` without the lists' heads; None where their bytes do not add up."""
     try:
-        return marshal.dumps(values, _VERSION)
+        data = marshal.dumps(list(lists), _VERSION)
     except ValueError:  # an object that marshal does not know
         return None
+    parts, start = [], _HEAD
+    for values in lists:
+        end = start + _HEAD + size * len(values)
+        parts.append(data[start + _HEAD : end])
+        start = end
+    return b"".join(parts) if start == len(data) else None
 
 
 def float32_exact(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float32], bool]:

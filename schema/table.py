@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rolltape.schema import jsontext
-from rolltape.schema.encode import Row, row_of
+from rolltape.schema.encoding import Row, row_of
 from rolltape.schema.fields import ROW, TRACE, Field, Record
 from rolltape.schema.records import Context, Outcome
 

@@ -402,33 +402,39 @@ class _Nodes:
         self.rest.setdefault(str(i), {})[key] = value
 
     def _node(self, i: int, node: dict[str, Any]) -> None:
-        v = self.values
-        parent, sampled, stamp = node.get("parent"), node.get("sampled"), node.get("timestamp")
-        fits = parent is None or (type(parent) is int and parent in _INT32)
-        v["node_parent"].append(parent if fits else -1)
-        if not fits:
+        v, get = self.values, node.get
+        parent, sampled, stamp = get("parent"), get("sampled"), get("timestamp")
+        if not (parent is None or (type(parent) is int and parent in _INT32)):
             self._keep(i, "parent", parent)
-        v["node_sampled"].append(sampled is True)
+            parent = -1
+        v["node_parent"].append(parent)
         if type(sampled) is not bool and "sampled" in node:
             self._keep(i, "sampled", sampled)
-        v["node_timestamp"].append(stamp if type(stamp) is float else _number(stamp))
+        v["node_sampled"].append(sampled is True)
         if type(stamp) is not float and "timestamp" in node:
             self._keep(i, "timestamp", stamp)
-        reason = node.get("finish_reason")
-        v["node_finish_reason"].append(self._optional(i, "finish_reason", reason))
-        self._usage(i, node.get("usage"))
-        self._message(i, node.get("message"))
-        for key in node.keys() - _NODE_HANDLED:
-            self._keep(i, key, node[key])
+            stamp = _number(stamp)
+        v["node_timestamp"].append(stamp)
+        v["node_finish_reason"].append(self._optional(i, "finish_reason", get("finish_reason")))
+        self._usage(i, get("usage"))
+        self._message(i, get("message"))
+        if not _NODE_HANDLED.issuperset(node):
+            for key in node.keys() - _NODE_HANDLED:
+                self._keep(i, key, node[key])
 
     def _usage(self, i: int, usage: Any) -> None:
-        v, u = self.values, usage if isinstance(usage, dict) else {}
+        v = self.values
+        if usage is None:
+            for name in _USAGE_COLUMNS:
+                v[name].append(None)
+            return
+        u = usage if isinstance(usage, dict) else {}
         numbers = [u.get(k) for k in _USAGE]
         whole = [x if type(x) is int and x in _INT64 else None for x in numbers[:4]]
         cost = _number(numbers[4])
         for name, x in zip(_USAGE_COLUMNS, (*whole, cost), strict=True):
             v[name].append(x)
-        exact = usage is None or (
+        exact = (
             tuple(u) == _USAGE
             and whole == numbers[:4]
             and whole[0] is not None
@@ -453,13 +459,15 @@ class _Nodes:
         v["node_tool_calls"].append(text)
         if not exact:
             self._keep(i, "message.tool_calls", calls)
-        for key in m.keys() - _MESSAGE_HANDLED:
+        for key in () if _MESSAGE_HANDLED.issuperset(m) else m.keys() - _MESSAGE_HANDLED:
             if key != "provider_state" or m[key] is not None:
                 self._keep(i, f"message.{key}", m[key])
         if message is not None and not isinstance(message, dict):
             self._keep(i, "message", message)
 
     def _optional(self, i: int, key: str, value: Any) -> str | None:
+        if value is None:
+            return None
         if isinstance(value, str):
             text, clean = jsontext.clean_text(value)
             if not clean:
@@ -473,30 +481,23 @@ class _Nodes:
 
     def _lists_at_once(self) -> bool:
         """Fill the token columns from all nodes in one go; False where a node does not fit."""
-        lists = [[node.get(key, _NONE) for key in _LISTS] for node in self.nodes]
-        if not all(type(x) is list for four in lists for x in four):
+        lists = [[node.get(key, _NONE) for node in self.nodes] for key in _LISTS]
+        if not all(type(x) is list for column in lists for x in column):
             return False
-        joined: list[list[Any]] = [[], [], [], []]
-        for four in lists:
-            for whole, part in zip(joined, four, strict=True):
-                whole.extend(part)
-        sizes = np.array([[len(x) for x in four] for four in lists], np.int64).reshape(-1, 4)
-        ids, mask = pack_ints(joined[0]), pack_bools(joined[1])
-        body, given = pack_bools(joined[2]), pack_floats(joined[3])
-        n = sizes[:, 0]
-        if ids is None or mask is None or body is None or given is None or (sizes[:, 1] != n).any():
+        n, masks, bodies, numbers = ([len(x) for x in column] for column in lists)
+        ids, mask, body, given = pack_ints(lists[0]), pack_bools(lists[1]), pack_bools(lists[2]), pack_floats(lists[3])
+        if ids is None or mask is None or body is None or given is None or masks != n:
             return False
-        ends = np.cumsum(n)
-        before = np.concatenate(([0], np.cumsum(mask)))
-        wanted = before[ends] - before[ends - n]
-        has_body, has_logprobs = (sizes[:, 2] == n), (sizes[:, 3] == wanted)
-        if not (has_body | (sizes[:, 2] == 0)).all() or not (has_logprobs | (sizes[:, 3] == 0)).all():
+        wanted = _counts(mask, n)
+        if any(x not in (0, k) for x, k in zip(bodies, n, strict=True)):
+            return False
+        if any(x not in (0, k) for x, k in zip(numbers, wanted, strict=True)):
             return False
         self.ids, self.sampled = ids, mask
-        self.content = body.view(np.int8) if has_body.all() else _spread(body, np.repeat(has_body, n))
-        self.known = mask if has_logprobs.all() else mask & np.repeat(has_logprobs, n)
+        self.content = body.view(np.int8) if bodies == n else _spread(body, np.repeat(np.equal(bodies, n), n))
+        self.known = mask if numbers == wanted else mask & np.repeat(np.equal(numbers, wanted), n)
         self._logprobs(given)
-        self.values["node_tokens"], self.values["node_logprobs"] = n.tolist(), sizes[:, 3].tolist()
+        self.values["node_tokens"], self.values["node_logprobs"] = n, numbers
         self.values["node_raw"] = [False] * len(self.nodes)
         return True
 
@@ -577,6 +578,15 @@ _NODE_HANDLED = frozenset(("parent", "message", "sampled", "timestamp", "finish_
 _MESSAGE_HANDLED = frozenset(("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"))
 
 
+def _counts(mask: npt.NDArray[np.bool_], sizes: list[int]) -> list[int]:
+    """True values in each of the consecutive pieces of `mask`."""
+    counts, start = [], 0
+    for size in sizes:
+        counts.append(int(np.count_nonzero(mask[start : start + size])) if size else 0)
+        start += size
+    return counts
+
+
 def _spread(values: npt.NDArray[np.bool_], where: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
     result = np.full(len(where), -1, np.int8)
     result[where] = values
@@ -603,7 +613,7 @@ def _as_ints(values: Any) -> tuple[npt.NDArray[np.int32] | None, bool]:
         return np.zeros(0, np.int32), False
     if type(values) is not list:
         return None, False
-    packed = pack_ints(values)
+    packed = pack_ints([values])
     if packed is not None:
         return packed, True
     if all(isinstance(x, (int, np.integer)) and int(x) in _INT32 for x in values):
@@ -616,7 +626,7 @@ def _as_bools(values: Any) -> tuple[npt.NDArray[np.bool_] | None, bool]:
         return np.zeros(0, np.bool_), False
     if type(values) is not list:
         return None, False
-    packed = pack_bools(values)
+    packed = pack_bools([values])
     if packed is not None:
         return packed, True
     if all(isinstance(x, (int, np.bool_)) and x in (0, 1) for x in values):
@@ -629,7 +639,7 @@ def _as_floats(values: Any) -> tuple[npt.NDArray[np.float64] | None, bool]:
         return np.zeros(0, np.float64), False
     if type(values) is not list:
         return None, False
-    packed = pack_floats(values)
+    packed = pack_floats([values])
     if packed is not None:
         return packed, True
     numbers = [_number(x) for x in values]

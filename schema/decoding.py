@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rolltape.schema.encode import TIMINGS
+from rolltape.schema.encoding import TIMINGS
 from rolltape.schema.errors import MissingExtra
 from rolltape.schema.jsontext import unpack_extra
 from rolltape.schema.layouts import LAYOUTS, V0_2_0, Layout

@@ -1,0 +1,95 @@
+"""Every path of a run, in one place.
+
+    <run>/run.json                                         which run this is
+    <run>/attempts/<attempt>.json                          one per start of a recording process
+    <run>/traces/<split>/<step>.<attempt>.<writer>.parquet
+    <run>/commits/<split>/<step>.<attempt>.<writer>.json   put after its Parquet file; without it the file is not data
+    <run>/journal/<attempt>.<writer>.journal               what has ended and is not committed yet
+
+Steps are padded to eight digits so that names sort in time order; nothing relies on it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rolltape.schema.errors import BadInput
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-]{0,63}")
+_COMMIT = re.compile(r"(\d{8,})\.(\d+)\.([A-Za-z0-9_\-]+)")
+
+
+@dataclass(frozen=True, order=True)
+class Part:
+    """What one writer recorded of one step in one attempt."""
+
+    split: str
+    step: int
+    attempt: int
+    writer: str
+
+    @property
+    def stem(self) -> str:
+        """File name without its ending."""
+        return f"{self.step:08d}.{self.attempt}.{self.writer}"
+
+
+def check_name(name: str, what: str) -> str:
+    """`name` where it is safe as a part of a file name.
+
+    Letters, digits, - and _ only: a `key=value` folder would override a column of that name in SQL. Raises BadInput.
+    """
+    if not _NAME.fullmatch(name):
+        raise BadInput(f"{what} {name!r}: expected 1 to 64 letters, digits, '-' or '_', beginning with a letter or digit.")
+    return name
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The paths of the run at `root`."""
+
+    root: Path
+
+    @property
+    def run(self) -> Path:
+        """Identity of the run."""
+        return self.root / "run.json"
+
+    @property
+    def attempts(self) -> Path:
+        """Folder of the attempts."""
+        return self.root / "attempts"
+
+    @property
+    def commits(self) -> Path:
+        """Folder of the commits, one folder a split below."""
+        return self.root / "commits"
+
+    @property
+    def journals(self) -> Path:
+        """Folder of the journals."""
+        return self.root / "journal"
+
+    def attempt(self, attempt: int) -> Path:
+        """Settings of one attempt."""
+        return self.attempts / f"{attempt}.json"
+
+    def parquet(self, part: Part) -> Path:
+        """Traces of a part."""
+        return self.root / "traces" / part.split / f"{part.stem}.parquet"
+
+    def commit(self, part: Part) -> Path:
+        """Commit of a part."""
+        return self.commits / part.split / f"{part.stem}.json"
+
+    def journal(self, attempt: int, writer: str) -> Path:
+        """Journal of one writer in one attempt."""
+        return self.journals / f"{attempt}.{writer}.journal"
+
+
+def part_of(path: Path) -> Part | None:
+    """The part that a Parquet or commit file belongs to; None where its name is not one of ours."""
+    found = _COMMIT.fullmatch(path.stem)
+    return Part(path.parent.name, int(found[1]), int(found[2]), found[3]) if found else None

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rolltape.record.engine.faults import Fault, Faults
+from rolltape.schema.errors import RolltapeError
 
 if TYPE_CHECKING:
     from rolltape.record.engine.server import DemoEngine
 
-_FAULT_NAMES = (
-    "latency, http_400, http_403, http_404, http_429, http_500, http_503, drop_connection, malformed_json, abort_partial, "
-    "abort_minimal, abort_empty, empty_completion, logprobs_absent, logprobs_short, logprobs_surplus, logprob_nan, "
-    "logprob_null, logprob_other_token, wrong_count, finish_null, finish_unknown, finish_string, no_weight_version, "
-    "no_prompt_tokens, no_cached_tokens, no_id"
+_FAULT_HELP = (
+    "Make something go wrong: NAME=PROBABILITY or NAME=PROBABILITY:TIMES; may be repeated. "
+    f"Names: {', '.join(fault.label for fault in Fault)}."
 )
-_FAULT_HELP = f"Make something go wrong: NAME=PROBABILITY or NAME=PROBABILITY:TIMES; may be repeated. Names: {_FAULT_NAMES}."
 
 
 def engine(
@@ -37,11 +36,13 @@ def engine(
     jitter: Annotated[float, typer.Option(min=0, help="Up to so many seconds are added to the latency.")] = 0.0,
 ) -> None:
     """Start a small engine that speaks SGLang's /generate and knows the demo's tasks, until Ctrl-C."""
-    from rolltape.record.demo.policy import DemoPolicy
-    from rolltape.record.engine import tokenizer as made
-    from rolltape.record.engine.faults import Faults
-    from rolltape.record.engine.server import DemoEngine
-    from rolltape.schema.errors import RolltapeError
+    try:
+        from rolltape.record.demo.policy import DemoPolicy
+        from rolltape.record.engine import tokenizer as made
+        from rolltape.record.engine.server import DemoEngine
+    except ImportError as error:
+        typer.echo(f"The engine needs {error.name}, which is not installed: pip install 'rolltape[live]'.", err=True)
+        raise typer.Exit(2) from error
 
     if write_tokenizer is not None:
         tokenizer = made.write_tokenizer(write_tokenizer)

@@ -1,0 +1,114 @@
+"""The folder of a demo run: what the demo puts in it, and when it may be replaced."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from rolltape.record.engine.tokenizer import write_tokenizer
+from rolltape.schema.errors import BadInput, RunConflict
+
+TASKSET = "rolltape.record.demo"
+"""The id of the demo's taskset and of its harness."""
+
+MARK = "# Written by `rolltape demo`."
+EXPECTATION = """{mark} For `rolltape verify`: in each group one rollout wins the race.
+[group_reward_sum]
+fastest = 0.5
+"""
+ENVIRONMENT = """{mark} The demo's environment, for `rolltape record`.
+[taskset]
+id = "{taskset}"
+seed = {seed}
+
+[harness]
+id = "{taskset}"
+"""
+
+RUN_ENTRIES = frozenset({"run.json", "attempts", "traces", "commits", "journal", "annotations", "demo"})
+"""What a demo run's folder may hold. Anything else is somebody else's, and the folder stays."""
+
+
+@dataclass(frozen=True)
+class DemoFolder:
+    """Paths in the folder of a demo run."""
+
+    run: Path
+
+    @property
+    def own(self) -> Path:
+        """Folder with the demo's own files."""
+        return self.run / "demo"
+
+    @property
+    def environment(self) -> Path:
+        """EnvConfig as TOML."""
+        return self.own / "env.toml"
+
+    @property
+    def expectation(self) -> Path:
+        """What `rolltape verify --expect` reads."""
+        return self.own / "expect.toml"
+
+    @property
+    def tokenizer(self) -> Path:
+        """Folder of the tokenizer."""
+        return self.own / "tokenizer"
+
+    def prepare(self, *, seed: int, overwrite: bool) -> None:
+        """Make the folder and the demo's own files.
+
+        Raises:
+            RunConflict: There is something already, and `overwrite` is not set or it is no demo run.
+            BadInput: The path is a file, or cannot be written.
+        """
+        try:
+            if self._occupied():
+                self._remove(overwrite)
+            self.own.mkdir(parents=True, exist_ok=True)
+            self.environment.write_text(ENVIRONMENT.format(mark=MARK, taskset=TASKSET, seed=seed), encoding="utf-8")
+            self.expectation.write_text(EXPECTATION.format(mark=MARK), encoding="utf-8")
+            write_tokenizer(self.tokenizer)
+        except (RunConflict, BadInput):
+            raise
+        except OSError as error:
+            raise BadInput(f"{self.run} cannot be written: {error.strerror or error}. Choose another --run.") from error
+
+    def _occupied(self) -> bool:
+        if self.run.exists() and not self.run.is_dir():
+            raise BadInput(f"{self.run} is a file, expected a folder or nothing. Choose another --run.")
+        return self.run.is_dir() and any(self.run.iterdir())
+
+    def _remove(self, overwrite: bool) -> None:
+        strange = self._why_not_a_demo()
+        if strange is not None:
+            raise RunConflict(f"{self.run} is not a demo run ({strange}), so it stays as it is. Choose another --run.")
+        if not overwrite:
+            raise RunConflict(
+                f"{self.run} holds an earlier demo run. Add --overwrite to replace it, or choose another --run."
+            )
+        shutil.rmtree(self.run)
+
+    def _why_not_a_demo(self) -> str | None:
+        """What speaks against the folder being a demo run and nothing else; None if nothing does."""
+        if self.run.is_symlink():
+            return "it is a link"
+        others = sorted(entry.name for entry in self.run.iterdir() if entry.name not in RUN_ENTRIES)
+        if others:
+            return f"it holds {others[0]}"
+        if not self.environment.is_file() or not self.environment.read_text(encoding="utf-8").startswith(MARK):
+            return f"it has no {self.environment.relative_to(self.run)} of a demo"
+        return self._other_run()
+
+    def _other_run(self) -> str | None:
+        """Whether run.json names another taskset."""
+        file = self.run / "run.json"
+        if not file.exists():
+            return None
+        try:
+            named = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            return "its run.json is no JSON"
+        return None if TASKSET in json.dumps(named) else "its run.json names another taskset"

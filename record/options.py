@@ -95,7 +95,7 @@ class LiveOptions:
             raise BadInput(f"branch_policy is {self.branch_policy!r}; expected {' or '.join(BRANCH_POLICIES)}.")
         if self.min_group_size is not None and self.min_group_size > self.rollouts:
             raise BadInput(
-                f"min_group_size is {self.min_group_size}, and a task has {self.rollouts} rollouts: no group reaches it."
+                f"min_group_size is {self.min_group_size}, a task has {self.rollouts} rollouts: no group reaches it."
             )
         if self.temperature < 0:
             raise BadInput(f"temperature is {self.temperature}; expected 0 or more.")

@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -50,7 +50,7 @@ class Tool:
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
-@cache
+@lru_cache(maxsize=1024)
 def tool_of(name: str, function: Callable[..., Any]) -> Tool:
     """The tool that `function` is, under `name`.
 

@@ -1,0 +1,229 @@
+"""What is refused before any episode, each with a sentence that says what to do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rolltape.record.config import load_config, load_environment, load_tasks, read_toml
+from rolltape.record.options import LiveOptions
+from rolltape.record.versions import REQUIREMENTS, check_live, check_package, check_python
+from rolltape.schema.errors import BadInput, MissingExtra, UnsupportedVersion
+
+TASKSET = """
+import verifiers.v1 as vf
+
+class Config(vf.TasksetConfig):
+    tasks: int = 1
+
+class Asked(vf.Task):
+    @vf.METHOD
+    async def better(self, traces) -> list[float]:
+        return [0.0 for _ in traces]
+
+class Asks(vf.Taskset[Asked, Config]):
+    def load(self):
+        return [Asked(vf.TaskData(idx=i, prompt="?"), self.config.task) for i in range(self.config.tasks)]
+
+__all__ = ["Asks"]
+"""
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def taskset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of a taskset of one task with a group reward."""
+    name = f"configured_{next(numbers)}"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / f"{name}.py").write_text(TASKSET.replace("METHOD", "group_reward"))
+    return name
+
+
+def toml(tmp_path: Path, text: str, name: str = "env.toml") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "says"),
+    [
+        ("{}", "env.json", "not a .toml file"),
+        ("taskset: x", "env.toml", "no valid TOML"),
+        ('id = "math"\n[args]\nx = 1', "env.toml", "V0 environment (top-level id, args)"),
+        ("max_turns = 3", "env.toml", "names no taskset"),
+        ('[taskset]\nid = "asked"\n[harness]\nid = "codex"', "env.toml", "codex harness speaks the Responses dialect"),
+        ('[taskset]\nid = "no_such_taskset"', "env.toml", "no_such_taskset"),
+        ('[taskset]\nid = "no.such.taskset"', "env.toml", "'no.such.taskset' is not installed"),
+    ],
+)
+def test_a_config_that_cannot_run_is_refused_with_a_sentence(tmp_path: Path, text: str, name: str, says: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        load_config(toml(tmp_path, text, name))
+    assert says in str(caught.value)
+
+
+def test_a_config_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="There is no file"):
+        read_toml(tmp_path / "none.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_toml(tmp_path / "binary.toml")
+
+
+@pytest.mark.parametrize(
+    ("extra", "option"),
+    [("max_turn = 3", "max_turn"), ("[timeout]\nrolout = 3", "timeout.rolout"), ("[retries.rollout]\nmax = 3", "max")],
+)
+def test_an_unknown_option_of_the_environment_is_named(tmp_path: Path, taskset: str, extra: str, option: str) -> None:
+    text = (
+        f'{extra}\n[taskset]\nid = "{taskset}"'
+        if not extra.startswith("[")
+        else f'[taskset]\nid = "{taskset}"\n{extra}'
+    )
+    with pytest.raises(BadInput, match="there is no option") as caught:
+        load_config(toml(tmp_path, text))
+    assert option in str(caught.value)
+
+
+def test_an_unknown_option_of_the_taskset_or_harness_is_named(tmp_path: Path, taskset: str) -> None:
+    with pytest.raises(BadInput, match="task_count"):
+        load_config(toml(tmp_path, f'[taskset]\nid = "{taskset}"\ntask_count = 3'))
+    text = f'[taskset]\nid = "{taskset}"\n[harness]\nid = "rolltape.record.inprocess"\ntool_names = []'
+    with pytest.raises(BadInput, match="tool_names"):
+        load_config(toml(tmp_path, text))
+
+
+def test_a_good_config_is_loaded_with_its_plugins(tmp_path: Path, taskset: str) -> None:
+    text = f'[taskset]\nid = "{taskset}"\ntasks = 3\n[harness]\nid = "rolltape.record.inprocess"\nmax_turns = 4'
+    config = load_config(toml(tmp_path, text))
+    assert config.taskset.tasks == 3
+    assert config.harness.max_turns == 4
+    assert len(load_tasks(load_environment(config), rollouts=2)) == 3
+
+
+def test_tasks_with_group_rewards_need_two_rollouts(tmp_path: Path, taskset: str) -> None:
+    config = load_config(toml(tmp_path, f'[taskset]\nid = "{taskset}"\n[harness]\nid = "null"'))
+    with pytest.raises(BadInput, match=r"@group_reward better.*--rollouts 2"):
+        load_tasks(load_environment(config), rollouts=1)
+
+
+def test_a_taskset_without_tasks_is_refused(tmp_path: Path, taskset: str) -> None:
+    config = load_config(toml(tmp_path, f'[taskset]\nid = "{taskset}"\ntasks = 0\n[harness]\nid = "null"'))
+    with pytest.raises(BadInput, match="loads no task"):
+        load_tasks(load_environment(config), rollouts=2)
+
+
+def test_a_taskset_that_needs_tool_servers_does_not_fit_a_harness_without_them(tmp_path: Path, taskset: str) -> None:
+    source = (tmp_path / f"{taskset}.py").read_text()
+    with_tools = source.replace(
+        "class Asked(vf.Task):", "class Tools(vf.Toolset):\n    pass\n\nclass Asked(vf.Task):\n    tools = (Tools,)\n"
+    )
+    (tmp_path / f"{taskset}_tools.py").write_text(with_tools)
+    text = f'[taskset]\nid = "{taskset}_tools"\n[harness]\nid = "rolltape.record.inprocess"'
+    with pytest.raises(BadInput, match=r"does not support MCP tools.*change \[harness\]"):
+        load_environment(load_config(toml(tmp_path, text)))
+
+
+# What is installed
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
+    """Pretend that these packages have these versions; None is not installed."""
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name not in versions:
+            return real(name)
+        if (found := versions[name]) is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def test_what_is_installed_here_will_do() -> None:
+    assert check_live()["verifiers"] == "0.2.0"
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "says"),
+    [
+        ("verifiers", "0.2.1", "openai>=2.9, while SGLang pins openai 2.6.1 or 2.8.0"),
+        ("verifiers", "0.2.1.dev3", "openai>=2.9"),
+        ("verifiers", "0.10.0", "verifiers>=0.2.0,<0.2.1"),
+        ("verifiers", "0.1.14", "verifiers>=0.2.0,<0.2.1"),
+        ("renderers", "0.1.11", "removed RendererPool and client._maybe_offload"),
+        ("renderers", "0.1.13.dev1", "removed RendererPool"),
+        ("renderers", "0.1.7", "renderers>=0.1.8,<0.1.11"),
+        ("mcp", "2.0.0", "mcp 2 removed mcp.server.fastmcp"),
+        ("verifiers", "main", "no version number"),
+    ],
+)
+def test_a_version_that_does_not_work_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, package: str, version: str, says: str
+) -> None:
+    installed(monkeypatch, **{package: version})
+    with pytest.raises(UnsupportedVersion) as caught:
+        check_live()
+    assert says in str(caught.value)
+    assert "pip install 'rolltape[live]'" in str(caught.value)
+
+
+@pytest.mark.parametrize("version", ["0.1.8", "0.1.9", "0.1.10", "0.1.10.post1"])
+def test_versions_in_the_range_pass(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    installed(monkeypatch, renderers=version)
+    assert check_live()["renderers"] == version
+
+
+@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=lambda requirement: requirement.package)
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, requirement: Any) -> None:
+    installed(monkeypatch, **{requirement.package: None})
+    with pytest.raises(MissingExtra, match=r"pip install 'rolltape\[live\]'"):
+        check_package(requirement)
+
+
+def test_a_package_whose_files_are_gone_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtra, match="verifiers is not installed"):
+        check_live()
+
+
+def test_python_below_3_11_is_refused() -> None:
+    with pytest.raises(UnsupportedVersion, match=r"Python 3\.10\.12; live rollouts need Python 3\.11"):
+        check_python((3, 10, 12))
+    check_python((3, 11, 0))
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rollouts": 0}, "rollouts is 0; expected 1 or more"),
+        ({"groups": 0}, "groups is 0"),
+        ({"concurrency": -1}, "concurrency is -1"),
+        ({"max_response": 0}, "max_response is 0"),
+        ({"max_response": None}, "--max-response"),
+        ({"branch_policy": "both"}, "reject or siblings"),
+        ({"min_group_size": 9}, "no group reaches it"),
+        ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"engine": "localhost:30000"}, "http://127.0.0.1:30000"),
+    ],
+)
+def test_options_no_run_can_have_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        LiveOptions(**{"config": "e.toml", "run": "r", "engine": "http://e", "model": "m", **changes})
+    assert says in str(caught.value)
+
+
+def test_an_unknown_option_of_ours_is_refused() -> None:
+    with pytest.raises(TypeError, match="rollout_count"):
+        LiveOptions(config="e.toml", run="r", engine="http://e", model="m", rollout_count=3)  # type: ignore[call-arg]

@@ -145,11 +145,11 @@ def _import_dotted(data: Mapping[str, Any]) -> None:
 
 def _problems(error: Any) -> str:
     problems: Sequence[Mapping[str, Any]] = error.errors(include_url=False)
-    return "; ".join(_problem(problem) for problem in problems)
+    return "; ".join(_problem(problem, error.title) for problem in problems)
 
 
-def _problem(problem: Mapping[str, Any]) -> str:
+def _problem(problem: Mapping[str, Any], owner: str) -> str:
     where = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
-        return f"there is no option {where!r}"
+        return f"there is no option {where!r} in {owner}"
     return f"{where}: {problem['msg']}"

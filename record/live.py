@@ -258,8 +258,8 @@ class _Run:
         self.summary.steps.append(closed.news)
         self.summary.counts.update(closed.news.counts)
         self.summary.reasons.update(closed.reasons)
-        if closed.forks:
-            self.progress.note(FORK_ADVICE.format(count=closed.forks))
+        if closed.forked:
+            self.progress.note(FORK_ADVICE.format(count=closed.forked))
 
 
 def _transport(options: LiveOptions) -> SGLangTransport:

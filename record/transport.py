@@ -412,7 +412,7 @@ def _turn(reply: Reply, retries: int) -> Turn:
         engine=None if engine is None else str(engine),
         prompt_tokens=_whole(meta.get("prompt_tokens")),
         completion_tokens=_whole(meta.get("completion_tokens")),
-        finish_reason=json.dumps(meta.get("finish_reason")),
+        finish_reason=reply.finish_reason,
         retries=retries,
     )
 

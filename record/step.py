@@ -1,0 +1,156 @@
+"""Closes a step: rows and groups become Samples by the converter that replays use, and every trace gets its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rolltape.record.episode import GroupRun, StepPlace, Try
+from rolltape.record.options import LiveOptions
+from rolltape.record.progress import StepNews
+from rolltape.schema.records import Group, Outcome, Step
+
+Fate = tuple[str, str | None]
+"""What became of a trace (a disposition), and why."""
+
+
+@dataclass
+class Counters:
+    """What goes on from step to step: the place in the taskset and the next free numbers."""
+
+    cursor: int = 0
+    next_group_index: int = 0
+    next_sample_index: int = 0
+
+
+@dataclass(frozen=True)
+class StepClosed:
+    """A recorded step and what of it a person should read."""
+
+    news: StepNews
+    forked: int = 0
+    """Traces with more than one branch that were dropped for it."""
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    """Why traces were dropped, and how often."""
+
+
+async def close_step(
+    recorder: Any,
+    place: StepPlace,
+    runs: Sequence[GroupRun],
+    *,
+    options: LiveOptions,
+    counters: Counters,
+    started_at: float,
+) -> StepClosed:
+    """Convert and commit a step; advances the sample counter in `counters`.
+
+    The groups given to the converter are those that are committed, so that a replay converts the same ones. A group
+    whose group reward raised has no group record: its rewards are not all there, and nothing may be trained on it.
+    """
+    groups = _numbered([run for run in runs if run.group is not None and run.scored], options, counters)
+    record = Step(
+        split=place.split,
+        eval_name=place.eval_name,
+        step=place.step,
+        attempt=recorder.attempt,
+        writer=recorder.writer,
+        cursor=counters.cursor,
+        next_group_index=counters.next_group_index,
+        next_sample_index=counters.next_sample_index,
+        started_at=started_at,
+    )
+    fates = _fates(runs, place.split)
+    forked = 0
+    if place.split == "train":
+        table = recorder.rows(place.split, place.step, place.eval_name)
+        record, fates, forked = await asyncio.to_thread(_convert, table, groups, fates, record, options)
+    outcomes = [Outcome(trace_id=trace, disposition=fate[0], reason=fate[1]) for trace, fate in fates.items()]
+    counts = Counter(outcome.disposition for outcome in outcomes)
+    started = sum(len(run.tries) for run in runs)
+    record = replace(record, counts={"started": started, "emitted": 0, **counts}, ended_at=time.time())
+    await recorder.commit(
+        place.split, place.step, groups=groups, outcomes=outcomes, record=record, eval_name=place.eval_name
+    )
+    reasons = Counter(fate[1] for fate in fates.values() if fate[1])
+    return StepClosed(_news(place, runs, record), forked, reasons)
+
+
+def _numbered(runs: Sequence[GroupRun], options: LiveOptions, counters: Counters) -> list[Group]:
+    """The group records in order, each with the first of its sample indices.
+
+    A group keeps as many indices as it can have Samples, whatever becomes of them: its rollouts, or their leaves.
+    """
+    groups = []
+    for run in runs:
+        assert run.group is not None
+        groups.append(replace(run.group, first_sample_index=counters.next_sample_index))
+        branches = {entry.trace_id: max(1, entry.branches) for entry in run.tries}
+        rollouts = options.rollouts - len(run.group.trace_ids)
+        leaves = rollouts + sum(branches[trace] for trace in run.group.trace_ids)
+        counters.next_sample_index += leaves if options.branch_policy == "siblings" else options.rollouts
+    return groups
+
+
+def _fates(runs: Sequence[GroupRun], split: str) -> dict[str, Fate]:
+    """What is known of each recorded try before conversion."""
+    return {entry.trace_id: _fate(run, entry, split) for run in runs for entry in run.tries if entry.recorded}
+
+
+def _fate(run: GroupRun, entry: Try, split: str) -> Fate:
+    if entry.retried:
+        return "retried", entry.error
+    if entry.cancelled:
+        return "cancelled", "the run was stopped"
+    if entry.error is not None:
+        return "error", entry.error
+    if not run.scored:
+        return "incomplete_group", run.failure
+    return ("eval", None) if split == "eval" else ("emitted", None)
+
+
+def _convert(
+    table: Any, groups: Sequence[Group], fates: Mapping[str, Fate], record: Step, options: LiveOptions
+) -> tuple[Step, dict[str, Fate], int]:
+    """Convert, hand over and take the digests: the step record with them, the fates, and the number of forks."""
+    from rolltape.replay.convert import convert, digest, finish
+    from rolltape.replay.options import ConvertOptions
+
+    how = ConvertOptions(**options.conversion())
+    conversion = convert(table, groups, how)
+    settled = {
+        trace: conversion.dropped.get(trace, fate) if fate[0] == "emitted" else fate for trace, fate in fates.items()
+    }
+    outcomes = [Outcome(trace_id=trace, disposition=fate[0], reason=fate[1]) for trace, fate in settled.items()]
+    record = replace(record, options=how.to_dict(), digest_converted=digest(conversion.groups))
+    handed = finish(conversion.groups, outcomes, record)
+    batch = tuple(sample.index for group in handed for sample in _flat(group))
+    forked = len({finding.trace_id for finding in conversion.findings if finding.code == "branches"})
+    return replace(record, batch=batch, digest_handed=digest(handed)), settled, forked
+
+
+def _flat(samples: Any) -> list[Any]:
+    """The Samples of a group, however they are nested."""
+    if not isinstance(samples, list):
+        return [samples]
+    return [sample for part in samples for sample in _flat(part)]
+
+
+def _news(place: StepPlace, runs: Sequence[GroupRun], record: Step) -> StepNews:
+    tries = [entry for run in runs for entry in run.tries]
+    rewards = [entry.reward for entry in tries if entry.reward is not None and not entry.retried]
+    return StepNews(
+        split=place.split,
+        step=place.step,
+        traces=len(tries),
+        emitted=record.counts["emitted"],
+        samples=len(record.batch or ()),
+        tokens=sum(entry.tokens for entry in tries),
+        reward=sum(rewards) / len(rewards) if rewards else None,
+        seconds=(record.ended_at or 0.0) - (record.started_at or 0.0),
+        counts={name: count for name, count in record.counts.items() if name != "started"},
+    )

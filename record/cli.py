@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -115,8 +117,12 @@ def record(
     Example: rolltape record env.toml --run runs/one --engine http://127.0.0.1:30000 --model Qwen/Qwen3-0.6B --steps 3
     """
     given = dict(locals())
-    renamed = {"eval": evaluate, "enable_thinking": thinking, "stop": tuple(stop or ())}
-    renamed["stop_token_ids"] = tuple(stop_token_id or ())
+    renamed = {
+        "eval": evaluate,
+        "enable_thinking": thinking,
+        "stop": tuple(stop or ()),
+        "stop_token_ids": tuple(stop_token_id or ()),
+    }
     try:
         options = LiveOptions(**{name: given[name] for name in LiveOptions.names() if name in given} | renamed)
         summary = run_with(options, quiet=quiet)
@@ -132,6 +138,8 @@ def run_with(options: LiveOptions, *, quiet: bool = False) -> Any:
     from rolltape.record.versions import check_live
 
     check_live()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
     from rolltape.record.live import run_live
 
     return asyncio.run(run_live(options, progress=for_output(quiet=quiet)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,9 +18,13 @@ from rolltape.schema.records import Context, Group
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.decorators import discover_decorated
 from verifiers.v1.retries import should_retry
+from verifiers.v1.utils.aio import run_shielded
 from verifiers.v1.utils.memory import trim_memory_periodically
 
 logger = logging.getLogger(__name__)
+
+Member = tuple[Any, Context]
+"""The last trace of a rollout and the context it was recorded in."""
 
 MOST_RETRIES = 100
 """A bound on the retries an environment may ask for: an environment that always fails must end."""
@@ -75,7 +78,7 @@ class GroupRun:
     failure: str | None = None
     """Why the group as a whole is worth nothing: its group reward raised, or every rollout ended in an error."""
     scored: bool = True
-    """False where the group reward raised, so that the rewards are not all there."""
+    """False while group rewards are due, and where they raised: the rewards are not all there."""
 
 
 @dataclass
@@ -111,10 +114,11 @@ class EpisodeRunner:
     renderer: dict[str, Any] = field(default_factory=dict)
     recording_failures: int = 0
 
-    async def run_group(self, task: Any, index: int, place: StepPlace, seed: int) -> GroupRun:
-        """Run, score and record the rollouts of `task`; what was recorded is returned also when this is cancelled."""
-        run = GroupRun(index)
-        members: list[tuple[Any, Context] | None] = [None] * self.options.rollouts
+    async def run_group(self, task: Any, run: GroupRun, place: StepPlace, seed: int) -> None:
+        """Run, score and record the rollouts of `task`; `run` holds what came of it, also when this is cancelled."""
+        if discover_decorated(task, "group_reward"):
+            run.scored, run.failure = False, "the run was stopped before the group was scored"
+        members: list[Member | None] = [None] * self.options.rollouts
         episode = self.environment.episode(task, self.context, n=self.options.rollouts)
         rollouts = [
             asyncio.ensure_future(self._run_rollout(rollout, number, run, place, seed + number, members))
@@ -122,20 +126,15 @@ class EpisodeRunner:
         ]
         try:
             await asyncio.gather(*rollouts)
-        except BaseException as error:
+            await self._score(task, run, [member for member in members if member is not None])
+        finally:
             for rollout in rollouts:
                 rollout.cancel()
             await asyncio.gather(*rollouts, return_exceptions=True)
-            if not isinstance(error, asyncio.CancelledError):
-                raise
-            run.group = self._group(run, [member for member in members if member is not None], place)
-            return run
-        ended = [member for member in members if member is not None]
-        await self._score(task, run, ended)
-        run.group = self._group(run, ended, place)
+            ended = [member for member in members if member is not None]
+            run.group = self._group(run, ended, place)
         if run.failure is None and ended and all(trace.has_error for trace, _ in ended):
             run.failure = f"all {len(ended)} rollouts failed; the last error is {_error(ended[-1][0])}"
-        return run
 
     async def _run_rollout(
         self,
@@ -144,7 +143,7 @@ class EpisodeRunner:
         run: GroupRun,
         place: StepPlace,
         seed: int,
-        members: list[tuple[Any, Context] | None],
+        members: list[Member | None],
     ) -> None:
         """All tries of one rollout; its last trace goes to `members`."""
         rollout.ctx = self._seeded(rollout.ctx, seed)
@@ -159,9 +158,10 @@ class EpisodeRunner:
             again = not self._is_final(trace) and attempt < most and should_retry(trace, policy)
             context = self._context(trace, run, place, number, attempt)
             self.transport.forget(trace.id)
-            await self._keep(trace, context, run, number, retried=again)
             if not again:
                 members[number] = (trace, context)
+            await run_shielded(self._keep(trace, context, run, number, retried=again))
+            if not again:
                 break
         await trim_memory_periodically()
 
@@ -175,7 +175,7 @@ class EpisodeRunner:
             if (trace := rollout.trace) is not None and trace is not before:
                 context = self._context(trace, run, place, number, attempt)
                 self.transport.forget(trace.id)
-                await _undisturbed(self._keep(trace, context, run, number, cancelled=True))
+                await run_shielded(self._keep(trace, context, run, number, cancelled=True))
             raise
         except Exception as error:
             # Verifiers records what goes wrong inside a rollout; this is what escapes it.
@@ -192,20 +192,25 @@ class EpisodeRunner:
             return True
         return False
 
-    async def _score(self, task: Any, run: GroupRun, ended: list[tuple[Any, Context]]) -> None:
+    async def _score(self, task: Any, run: GroupRun, ended: list[Member]) -> None:
         """Group rewards, where the task has them; a reward that raises costs the group, not its traces."""
-        if not ended or not discover_decorated(task, "group_reward"):
+        if run.scored or not ended:
             return
         try:
             await task.score_group([trace for trace, _ in ended])
         except Exception as error:
-            run.scored = False
             run.failure = f"the group reward failed: {error}"
             logger.warning("group %d: %s", run.index, run.failure)
+        else:
+            run.scored, run.failure = True, None
+        await run_shielded(self._keep_again(run, ended))
+
+    async def _keep_again(self, run: GroupRun, ended: list[Member]) -> None:
+        """Record traces once more, with their group rewards."""
         for trace, context in ended:
             await self._keep(trace, context, run, context.rollout_index or 0, again=True)
 
-    def _group(self, run: GroupRun, ended: list[tuple[Any, Context]], place: StepPlace) -> Group | None:
+    def _group(self, run: GroupRun, ended: list[Member], place: StepPlace) -> Group | None:
         """The group record of the last tries that were recorded; None where there are none."""
         kept = {entry.trace_id for entry in run.tries if entry.recorded}
         traces = [trace for trace, _ in ended if trace.id in kept]
@@ -293,14 +298,3 @@ def _try(trace: Any, number: int, *, retried: bool, cancelled: bool) -> Try:
 def _error(trace: Any) -> str:
     error = trace.error
     return f"{error.type}: {error.message}"
-
-
-async def _undisturbed(work: Any) -> None:
-    """Finish `work` although the surrounding task is being cancelled, also more than once."""
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if sys.is_finalizing():
-                raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import signal
 import time
@@ -30,6 +31,8 @@ from rolltape.record.versions import check_live
 from rolltape.schema.errors import BadInput, RolltapeError
 
 __all__ = ["LiveOptions", "LiveSummary", "run_live"]
+
+logger = logging.getLogger(__name__)
 
 FORK_ADVICE = (
     "{count} traces have more than one branch and cannot be trained on as they are: the renderer dropped earlier "
@@ -218,35 +221,32 @@ class _Run:
 
     async def _groups(self, chosen: Sequence[tuple[int, Any]], place: StepPlace) -> list[GroupRun]:
         """Run groups until all have ended or the run is stopped; the groups in order, also those cut short."""
-        seed = self.options.seed
-        groups = [
-            asyncio.create_task(self.runner.run_group(task, index, place, seed + index * self.options.rollouts))
-            for index, task in chosen
-        ]
+        seed, size = self.options.seed, self.options.rollouts
+        runs = {
+            asyncio.create_task(self.runner.run_group(task, run, place, seed + run.index * size)): run
+            for task, run in ((task, GroupRun(index)) for index, task in chosen)
+        }
         stopped = asyncio.create_task(self.stop.event.wait())
-        pending: set[asyncio.Task[Any]] = set(groups)
+        pending = set(runs)
         try:
             while pending and not self.stop.event.is_set():
                 done, _ = await asyncio.wait({*pending, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                for task in pending & done:
+                    self._judge(task, runs[task])
                 pending -= done
-                for task in done - {stopped}:
-                    self._judge(task)
         finally:
             stopped.cancel()
             for task in pending:
                 task.cancel()
-            results = await asyncio.gather(*groups, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
-                raise result
-        return [result for result in results if isinstance(result, GroupRun)]
+            await asyncio.gather(*runs, return_exceptions=True)
+        return list(runs.values())
 
-    def _judge(self, task: asyncio.Task[Any]) -> None:
+    def _judge(self, task: asyncio.Task[None], run: GroupRun) -> None:
         """Count groups that failed one after the other: an environment that always fails must not run for ever."""
-        if task.cancelled() or task.exception() is not None:
-            self.stop.set("failing", None if task.cancelled() else str(task.exception()))
-            return
-        run: GroupRun = task.result()
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            run.failure = f"{type(error).__name__}: {error}"
+            logger.error("group %d could not be run", run.index, exc_info=error)
         self.failed_in_a_row = self.failed_in_a_row + 1 if run.failure else 0
         if self.failed_in_a_row >= self.options.max_failed_groups:
             self.stop.set(

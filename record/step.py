@@ -142,7 +142,7 @@ def _flat(samples: Any) -> list[Any]:
 
 def _news(place: StepPlace, runs: Sequence[GroupRun], record: Step) -> StepNews:
     tries = [entry for run in runs for entry in run.tries]
-    rewards = [entry.reward for entry in tries if entry.reward is not None and not entry.retried]
+    rewards = [entry.reward for entry in tries if entry.reward is not None and entry.error is None]
     return StepNews(
         split=place.split,
         step=place.step,

@@ -254,6 +254,13 @@ GROUP = Record(
             shape="name",
             nullable=False,
         ),
+        _f(
+            "group_reward_names",
+            _str,
+            "names of the group rewards of the task, which compare its rollouts; null where unknown",
+            _VF,
+            shape="trace",
+        ),
         _f("first_sample_index", _i64, "index of the group's first sample", _RT),
     ),
 )

@@ -89,6 +89,8 @@ class Group:
     expected_size: int
     trace_ids: tuple[str, ...]
     rewards: Mapping[str, RewardSum] = field(default_factory=dict)
+    group_reward_names: tuple[str, ...] | None = None
+    """Names of the task's group rewards; empty where it has none, None where that is not known."""
     first_sample_index: int | None = None
 
     @classmethod
@@ -118,6 +120,7 @@ class Group:
             "trace_ids": list(self.trace_ids),
             "reward_counts": {k: v.count for k, v in self.rewards.items()},
             "reward_sums": {k: v.sum for k, v in self.rewards.items()},
+            "group_reward_names": None if self.group_reward_names is None else list(self.group_reward_names),
             "first_sample_index": self.first_sample_index,
         }
 
@@ -126,11 +129,13 @@ class Group:
         """The inverse of `to_dict`."""
         sums = dict(data["reward_sums"])
         counts = dict(data["reward_counts"])
+        names = data.get("group_reward_names")
         return cls(
             **{k: data[k] for k in ("split", "eval_name", "step", "group_index", "task_index", "task_key")},
             expected_size=data["expected_size"],
             trace_ids=tuple(data["trace_ids"]),
             rewards={k: RewardSum(counts[k], sums.get(k)) for k in counts},
+            group_reward_names=None if names is None else tuple(names),
             first_sample_index=data["first_sample_index"],
         )
 

@@ -1,0 +1,47 @@
+"""What a check found: code, severity, place, what was expected, what was there."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One finding. An error keeps its trace, and so its group, from becoming Samples; a warning does not."""
+
+    code: str
+    severity: Severity = "error"
+    message: str
+    """A sentence: what was found, and what to do where something can be done."""
+    step: int | None = None
+    group_index: int | None = None
+    trace_id: str | None = None
+    node: int | None = None
+    """Index of the node in its trace."""
+    position: int | None = None
+    """Index of the token in its node."""
+    file: str | None = None
+    expected: Any = None
+    found: Any = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values without the fields that say nothing."""
+        return {k: v for k, v in asdict(self).items() if v is not None}
+
+    def __str__(self) -> str:
+        place = [
+            f"{name} {value}"
+            for name, value in (
+                ("step", self.step),
+                ("group", self.group_index),
+                ("trace", self.trace_id),
+                ("node", self.node),
+                ("token", self.position),
+            )
+            if value is not None
+        ]
+        where = ", ".join(place) or self.file or "run"
+        return f"{self.severity} {self.code} ({where}): {self.message}"

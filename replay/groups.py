@@ -1,0 +1,163 @@
+"""Checks on groups: size, one task, no trace twice, and reward sums that equal what the live traces gave.
+
+Group sums count a trace once, however many branches it has, and know groups by their stored ids only: neither position
+nor count in a file says anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from rolltape.replay.findings import Finding
+from rolltape.replay.options import ConvertOptions
+from rolltape.schema.records import Group, sum_rewards
+
+_COLUMNS = ("trace_id", "task_idx", "task_key", "rewards", "error_types", "step")
+
+
+@dataclass(frozen=True)
+class Member:
+    """What the checks of a group need to know of a trace."""
+
+    task: tuple[Any, Any]
+    rewards: Mapping[str, float | None]
+    failed: bool
+
+
+def members(table: pa.Table) -> dict[str, Member]:
+    """Every trace of `table` by its id. Ids that stand twice are found by `repeated`."""
+    rows = table.select(list(_COLUMNS)).to_pylist(maps_as_pydicts="strict")
+    return {
+        r["trace_id"]: Member((r["task_idx"], r["task_key"]), r["rewards"] or {}, bool(r["error_types"])) for r in rows
+    }
+
+
+def repeated(table: pa.Table) -> list[Finding]:
+    """Traces that stand more than once in `table`."""
+    counts = Counter(table.column("trace_id").to_pylist())
+    return [
+        Finding(
+            code="trace_twice",
+            message=f"the trace stands {n} times among the rows; expected once",
+            trace_id=t,
+            expected=1,
+            found=n,
+        )
+        for t, n in counts.items()
+        if n > 1
+    ]
+
+
+def check_groups(table: pa.Table, groups: Sequence[Group], options: ConvertOptions) -> list[Finding]:
+    """Findings of `groups` over the traces of `table`, in the order of the groups."""
+    known = members(table)
+    owners: dict[str, int] = {}
+    findings = repeated(table)
+    for group in groups:
+        findings.extend(check_group(group, known, options))
+        for trace in group.trace_ids:
+            other = owners.setdefault(trace, group.group_index)
+            if other != group.group_index:
+                message = f"the trace is in group {other} as well"
+                findings.append(_finding(group, "trace_in_two_groups", message, trace_id=trace, found=other))
+    return findings
+
+
+def check_group(group: Group, known: Mapping[str, Member], options: ConvertOptions) -> Iterator[Finding]:
+    """Findings of one group."""
+    for trace, n in Counter(group.trace_ids).items():
+        if n > 1:
+            yield _finding(group, "trace_twice", f"the group holds the trace {n} times", trace_id=trace, found=n)
+    for trace in group.trace_ids:
+        if trace not in known:
+            message = "the group holds a trace that is not among the rows; was a file of the run lost?"
+            yield _finding(group, "trace_missing", message, trace_id=trace)
+    present = [known[t] for t in group.trace_ids if t in known]
+    yield from _size(group, options)
+    tasks = list(dict.fromkeys(m.task for m in present))
+    if len(tasks) > 1:
+        message = f"the group mixes {len(tasks)} tasks ({[t[0] for t in tasks]}); its rollouts must share one"
+        yield _finding(group, "group_task", message, expected=1, found=[t[0] for t in tasks])
+    if len(present) == len(group.trace_ids):
+        yield from _sums(group, present)
+    yield from _expected_sums(group, present, options)
+
+
+def _size(group: Group, options: ConvertOptions) -> Iterator[Finding]:
+    size, wanted = len(group.trace_ids), options.expect.group_size
+    if wanted is not None and size != wanted:
+        message = f"{size} traces; {wanted} are expected"
+        yield _finding(group, "expected_group_size", message, expected=wanted, found=size)
+    least = needed_size(group, options)
+    if size < least or size > group.expected_size:
+        message = f"{size} traces where {group.expected_size} rollouts were asked for"
+        yield _finding(group, "group_size", message, expected=group.expected_size, found=size)
+
+
+def needed_size(group: Group, options: ConvertOptions) -> int:
+    """Sound traces a group must have: all of them, unless `min_group_size` is set and no reward compares rollouts."""
+    if options.min_group_size is None or group.group_reward_names != ():
+        return group.expected_size
+    return min(options.min_group_size, group.expected_size)
+
+
+def _sums(group: Group, present: Sequence[Member]) -> Iterator[Finding]:
+    """Recorded counts and sums against those of the rows."""
+    now = sum_rewards([m.rewards for m in present])
+    for name in dict.fromkeys((*group.rewards, *now)):
+        then, found = group.rewards.get(name), now.get(name)
+        if then is None or found is None or then.count != found.count or not _same(then.sum, found.sum):
+            yield _finding(
+                group,
+                "group_reward_sum",
+                f"reward {name!r} adds up to {found and found.sum} over {found.count if found else 0} scored traces, but "
+                f"the live traces gave {then and then.sum} over {then.count if then else 0}",
+                expected=then and {"count": then.count, "sum": then.sum},
+                found=found and {"count": found.count, "sum": found.sum},
+            )
+
+
+def _expected_sums(group: Group, present: Sequence[Member], options: ConvertOptions) -> Iterator[Finding]:
+    for name, wanted in options.expect.group_reward_sum.items():
+        values = [m.rewards.get(name) for m in present]
+        scored = [v for v in values if v is not None]
+        found = math.fsum(scored) if scored and all(map(math.isfinite, scored)) else None
+        if any(m.failed for m in present) or (found is not None and math.isclose(found, wanted, rel_tol=1e-9, abs_tol=1e-9)):
+            continue
+        yield _finding(
+            group,
+            "expected_group_reward_sum",
+            f"reward {name!r} adds up to {found} over {len(scored)} scored traces of group {group.group_index}; {wanted} is "
+            "expected",
+            expected=wanted,
+            found=found,
+        )
+
+
+def _same(a: float | None, b: float | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a == b or (math.isnan(a) and math.isnan(b)) or math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-12)
+
+
+def _finding(group: Group, code: str, message: str, **rest: Any) -> Finding:
+    return Finding(code=code, message=message, step=group.step, group_index=group.group_index, **rest)
+
+
+def signal(rewards: Sequence[float | None]) -> str:
+    """What a group's rewards teach: `varied`, `flat` (all equal within 1e-6), `single`, or `unscored`.
+
+    By spread, never by standard deviation: in float32 that of seven rewards 0.7 is 6e-8, and that of one value NaN.
+    """
+    scored = [r for r in rewards if r is not None and math.isfinite(r)]
+    if not scored:
+        return "unscored"
+    if len(scored) == 1:
+        return "single"
+    return "flat" if max(scored) - min(scored) <= 1e-6 else "varied"

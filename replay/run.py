@@ -1,0 +1,205 @@
+"""Reading a recorded run: its commits, its rows, its records.
+
+Only what a commit names is data. A file without one, whatever its name, is never read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rolltape.schema.commits import Commit
+from rolltape.schema.errors import BadInput, Damaged, RolltapeError, RunNotFound
+from rolltape.schema.fields import ROW, check_version
+from rolltape.schema.parquet import read_batches
+from rolltape.schema.paths import Part, RunPaths, part_of
+from rolltape.schema.records import Group, Step
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the recording process."""
+
+    number: int
+    start_step: int
+    """First step it records: older attempts' steps from there on are superseded."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    started_at: float | None = None
+
+
+def open_run(path: str | Path) -> Run:
+    """Open a run for reading.
+
+    Costs a listing and one small read a commit. Raises RunNotFound where there is none, UnsupportedVersion where a newer
+    rolltape wrote it.
+    """
+    paths = RunPaths(Path(path))
+    try:
+        info = json.loads(paths.run.read_bytes())
+    except FileNotFoundError:
+        raise RunNotFound(_missing(paths.root)) from None
+    except NotADirectoryError:
+        raise RunNotFound(f"{paths.root} is a file; a run is a folder with a run.json in it.") from None
+    except ValueError as error:
+        raise Damaged(f"{paths.run}: no readable JSON ({error}); restore the file from a copy.") from error
+    if not isinstance(info, dict):
+        raise Damaged(f"{paths.run}: expected a JSON object, found {type(info).__name__}; restore the file from a copy.")
+    check_version(info.get("schema"), str(paths.run))
+    return Run(paths, info)
+
+
+def _missing(root: Path) -> str:
+    if not root.exists():
+        return f"{root} does not exist; expected the folder of a recorded run. `rolltape demo` records one to look at."
+    return f"{root} holds no run.json, so it is no recorded run; a run is what `rolltape record --run` wrote."
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded run. Made by `open_run`; commits are read once, rows each time they are asked for."""
+
+    paths: RunPaths
+    info: Mapping[str, Any]
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return str(self.info["run"])
+
+    @cached_property
+    def _scan(self) -> tuple[list[Commit], list[tuple[Part, RolltapeError]]]:
+        commits, broken = [], []
+        for file in sorted(self.paths.commits.glob("*/*.json")):
+            part = part_of(file)
+            if part is None:
+                continue
+            try:
+                commit = Commit.read(file)
+                if commit.part != part:
+                    raise Damaged(f"{file}: its content says it is {commit.part}; it was renamed or copied.")
+                commits.append(commit)
+            except RolltapeError as error:
+                broken.append((part, error))
+        return sorted(commits, key=lambda c: c.part), broken
+
+    @property
+    def broken(self) -> list[tuple[Part, RolltapeError]]:
+        """Commits that cannot be read, and why."""
+        return self._scan[1]
+
+    @cached_property
+    def attempts(self) -> dict[int, Attempt]:
+        """Attempts by number. One whose file is missing or damaged is left out; `verify` names it."""
+        result = {}
+        for file in self.paths.attempts.glob("*.json"):
+            try:
+                data = json.loads(file.read_bytes())
+                number = int(data["attempt"])
+                result[number] = Attempt(
+                    number,
+                    int(data.get("start_step", 0)),
+                    data.get("settings", {}),
+                    data.get("versions", {}),
+                    data.get("started_at"),
+                )
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue
+        return dict(sorted(result.items()))
+
+    def commits(
+        self, split: str = "train", steps: int | Iterable[int] | None = None, *, attempt: int | None = None
+    ) -> list[Commit]:
+        """Commits in order of step and writer: those of the newest attempt of each step, or of one attempt.
+
+        `split`: `train`, or `eval` and `eval-<name>`. Raises Damaged where a commit among them cannot be read, and BadInput
+        where a step that is asked for was not recorded.
+        """
+        wanted = None if steps is None else {steps} if isinstance(steps, int) else set(steps)
+        parts = [c.part for c in self._scan[0]] + [p for p, _ in self.broken]
+        mine = {p for p in parts if p.split == split and (wanted is None or p.step in wanted)}
+        chosen = {p for p in mine if p.attempt == attempt} if attempt is not None else self._newest(mine)
+        for part, error in self.broken:
+            if part in chosen:
+                raise error
+        missing = sorted((wanted or set()) - {p.step for p in chosen})
+        if missing:
+            have = sorted({p.step for p in parts if p.split == split})
+            raise BadInput(
+                f"{self.paths.root}: step {missing[0]} of {split!r} was not recorded; recorded are "
+                + (f"{len(have)} steps from {have[0]} to {have[-1]}." if have else "none.")
+            )
+        return [c for c in self._scan[0] if c.part in chosen]
+
+    def _newest(self, parts: set[Part]) -> set[Part]:
+        newest: dict[tuple[str, int], int] = {}
+        for p in parts:
+            key = (p.split, p.step)
+            newest[key] = max(p.attempt, newest.get(key, 0))
+        return {p for p in parts if p.attempt == newest[p.split, p.step] and not self.superseded(p)}
+
+    def superseded(self, part: Part) -> bool:
+        """Whether a newer attempt began at or before the part's step."""
+        return any(a.number > part.attempt and a.start_step <= part.step for a in self.attempts.values())
+
+    def splits(self) -> list[str]:
+        """Recorded splits, `train` first."""
+        found = {c.part.split for c in self._scan[0]} | {p.split for p, _ in self.broken}
+        return sorted(found, key=lambda s: (s != "train", s))
+
+    def batches(
+        self,
+        split: str = "train",
+        steps: int | Iterable[int] | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        attempt: int | None = None,
+    ) -> Iterator[pa.Table]:
+        """Rows, a table a row group (at most 128 MiB in memory), in order of step, writer and file. Verified."""
+        for commit in self.commits(split, steps, attempt=attempt):
+            yield from self.part_batches(commit, columns)
+
+    def part_batches(self, commit: Commit, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Rows of one committed part. Raises Damaged where its file is missing, or not the one that was committed."""
+        path = self.paths.parquet(commit.part)
+        if not path.exists():
+            raise Damaged(f"{path}: the commit names this file, but it is missing; restore it from a copy.")
+        if path.stat().st_size != commit.file.bytes:
+            raise Damaged(
+                f"{path}: {path.stat().st_size} bytes, but {commit.file.bytes} were committed; restore it from a copy."
+            )
+        yield from read_batches(path, columns)
+
+    def table(
+        self,
+        split: str = "train",
+        steps: int | Iterable[int] | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        attempt: int | None = None,
+    ) -> pa.Table:
+        """Rows as one table (several chunks, never joined): every column of the row record, or `columns`."""
+        tables = list(self.batches(split, steps, columns=columns, attempt=attempt))
+        if tables:
+            return pa.concat_tables(tables)
+        names = ROW.arrow.names if columns is None else [c for c in columns if c in ROW.by_name]
+        return pa.schema([ROW.arrow.field(n) for n in names]).empty_table()
+
+    def groups(
+        self, split: str = "train", steps: int | Iterable[int] | None = None, *, attempt: int | None = None
+    ) -> list[Group]:
+        """Group records, in order of step, writer and group."""
+        commits = self.commits(split, steps, attempt=attempt)
+        return [g for c in commits for g in sorted(c.groups, key=lambda g: g.group_index)]
+
+    def steps(
+        self, split: str = "train", steps: int | Iterable[int] | None = None, *, attempt: int | None = None
+    ) -> list[Step]:
+        """Step records, in order of step and writer."""
+        return [c.step for c in self.commits(split, steps, attempt=attempt)]

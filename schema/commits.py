@@ -1,0 +1,83 @@
+"""The commit of a part: what its Parquet file must hold, with the groups and the step record.
+
+A commit is put once, after its Parquet file is whole. It carries its own checksum, so that a flipped bit in it is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rolltape.schema.errors import Damaged
+from rolltape.schema.fields import SCHEMA_VERSION, check_version
+from rolltape.schema.parquet import Written
+from rolltape.schema.paths import Part
+from rolltape.schema.records import Group, Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """One part of a run as it was committed."""
+
+    part: Part
+    file: Written
+    groups: Sequence[Group]
+    step: Step
+    sums: Mapping[str, Any] = field(default_factory=dict)
+    """Tokens, sampled tokens and rewards over all rows, as the writer counted them."""
+    fingerprint: str = ""
+    written_at: float | None = None
+
+    def to_bytes(self) -> bytes:
+        """The commit as JSON with its checksum."""
+        body = {
+            "schema": ".".join(map(str, SCHEMA_VERSION)),
+            "part": {k: getattr(self.part, k) for k in ("split", "step", "attempt", "writer")},
+            "rows": self.file.rows,
+            "bytes": self.file.bytes,
+            "sha256": self.file.sha256,
+            "fingerprint": self.fingerprint,
+            "sums": dict(self.sums),
+            "groups": [g.to_dict() for g in self.groups],
+            "step": self.step.to_dict(),
+            "written_at": self.written_at,
+        }
+        return _text({**body, "checksum": _checksum(body)})
+
+    @classmethod
+    def read(cls, path: Path) -> Commit:
+        """Read a commit. Raises Damaged where it is cut or its checksum does not fit, UnsupportedVersion if it is newer."""
+        raw = path.read_bytes()
+        try:
+            body = json.loads(raw)
+            checksum = body.pop("checksum")
+        except (ValueError, AttributeError, KeyError) as error:
+            raise Damaged(
+                f"{path}: no readable commit ({error or 'no checksum'}); it was cut short or overwritten. Restore it from a "
+                "copy; the step's Parquet file is no data without it."
+            ) from error
+        check_version(body.get("schema"), str(path))
+        if _text({**body, "checksum": checksum}) != raw or checksum != _checksum(body):
+            raise Damaged(f"{path}: the commit's checksum does not fit its content; restore the file from a copy.")
+        p = body["part"]
+        return cls(
+            part=Part(p["split"], p["step"], p["attempt"], p["writer"]),
+            file=Written(body["rows"], body["bytes"], body["sha256"]),
+            groups=[Group.from_dict(g) for g in body["groups"]],
+            step=Step.from_dict(body["step"]),
+            sums=body["sums"],
+            fingerprint=body["fingerprint"],
+            written_at=body["written_at"],
+        )
+
+
+def _text(body: Mapping[str, Any]) -> bytes:
+    return (json.dumps(body, separators=(",", ":"), ensure_ascii=True) + "\n").encode()
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_text(body)).hexdigest()

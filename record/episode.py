@@ -116,7 +116,8 @@ class EpisodeRunner:
 
     async def run_group(self, task: Any, run: GroupRun, place: StepPlace, seed: int) -> None:
         """Run, score and record the rollouts of `task`; `run` holds what came of it, also when this is cancelled."""
-        if discover_decorated(task, "group_reward"):
+        names = tuple(reward.__name__ for reward in discover_decorated(task, "group_reward"))
+        if names:
             run.scored, run.failure = False, "the run was stopped before the group was scored"
         members: list[Member | None] = [None] * self.options.rollouts
         episode = self.environment.episode(task, self.context, n=self.options.rollouts)
@@ -132,7 +133,7 @@ class EpisodeRunner:
                 rollout.cancel()
             await asyncio.gather(*rollouts, return_exceptions=True)
             ended = [member for member in members if member is not None]
-            run.group = self._group(run, ended, place)
+            run.group = self._group(run, ended, place, names)
         if run.failure is None and ended and all(trace.has_error for trace, _ in ended):
             run.failure = f"all {len(ended)} rollouts failed; the last error is {_error(ended[-1][0])}"
 
@@ -210,7 +211,7 @@ class EpisodeRunner:
         for trace, context in ended:
             await self._keep(trace, context, run, context.rollout_index or 0, again=True)
 
-    def _group(self, run: GroupRun, ended: list[Member], place: StepPlace) -> Group | None:
+    def _group(self, run: GroupRun, ended: list[Member], place: StepPlace, names: tuple[str, ...]) -> Group | None:
         """The group record of the last tries that were recorded; None where there are none."""
         kept = {entry.trace_id for entry in run.tries if entry.recorded}
         traces = [trace for trace, _ in ended if trace.id in kept]
@@ -223,6 +224,7 @@ class EpisodeRunner:
             step=place.step,
             group_index=run.index,
             expected_size=self.options.rollouts,
+            group_reward_names=names,
         )
 
     async def _keep(

@@ -52,7 +52,7 @@ async def close_step(
     The groups given to the converter are those that are committed, so that a replay converts the same ones. A group
     whose group reward raised has no group record: its rewards are not all there, and nothing may be trained on it.
     """
-    groups = _numbered([run for run in runs if run.group is not None and run.scored], options, counters)
+    groups = [run.group for run in runs if run.group is not None and run.scored]
     record = Step(
         split=place.split,
         eval_name=place.eval_name,
@@ -62,14 +62,17 @@ async def close_step(
         cursor=counters.cursor,
         next_group_index=counters.next_group_index,
         next_sample_index=counters.next_sample_index,
+        options=options.conversion(),
         started_at=started_at,
     )
     fates = _fates(runs, place.split)
     forked = 0
     if place.split == "train":
         table = recorder.rows(place.split, place.step, place.eval_name)
-        record, fates, forked = await asyncio.to_thread(_convert, table, groups, fates, record, options)
-    outcomes = [Outcome(trace_id=trace, disposition=fate[0], reason=fate[1]) for trace, fate in fates.items()]
+        made = await asyncio.to_thread(_convert, table, groups, fates, record, options)
+        record, groups, fates, forked = made.record, made.groups, made.fates, made.forked
+        counters.next_sample_index = record.next_sample_index or 0
+    outcomes = outcomes_of(fates)
     counts = Counter(outcome.disposition for outcome in outcomes)
     started = sum(len(run.tries) for run in runs)
     record = replace(record, counts={"started": started, "emitted": 0, **counts}, ended_at=time.time())
@@ -78,22 +81,6 @@ async def close_step(
     )
     reasons = Counter(fate[1] for fate in fates.values() if fate[1])
     return StepClosed(_news(place, runs, record), forked, reasons)
-
-
-def _numbered(runs: Sequence[GroupRun], options: LiveOptions, counters: Counters) -> list[Group]:
-    """The group records in order, each with the first of its sample indices.
-
-    A group keeps as many indices as it can have Samples, whatever becomes of them: its rollouts, or their leaves.
-    """
-    groups = []
-    for run in runs:
-        assert run.group is not None
-        groups.append(replace(run.group, first_sample_index=counters.next_sample_index))
-        branches = {entry.trace_id: max(1, entry.branches) for entry in run.tries}
-        rollouts = options.rollouts - len(run.group.trace_ids)
-        leaves = rollouts + sum(branches[trace] for trace in run.group.trace_ids)
-        counters.next_sample_index += leaves if options.branch_policy == "siblings" else options.rollouts
-    return groups
 
 
 def _fates(runs: Sequence[GroupRun], split: str) -> dict[str, Fate]:
@@ -113,24 +100,49 @@ def _fate(run: GroupRun, entry: Try, split: str) -> Fate:
     return ("eval", None) if split == "eval" else ("emitted", None)
 
 
+@dataclass(frozen=True)
+class _Made:
+    """What conversion added to a step."""
+
+    record: Step
+    groups: list[Group]
+    """With the first of their sample indices."""
+    fates: dict[str, Fate]
+    forked: int
+
+
 def _convert(
     table: Any, groups: Sequence[Group], fates: Mapping[str, Fate], record: Step, options: LiveOptions
-) -> tuple[Step, dict[str, Fate], int]:
-    """Convert, hand over and take the digests: the step record with them, the fates, and the number of forks."""
-    from rolltape.replay.convert import convert, digest, finish
+) -> _Made:
+    """Convert, hand over, and take both digests."""
+    from rolltape.replay.convert import convert
+    from rolltape.replay.digest import digest
     from rolltape.replay.options import ConvertOptions
+    from rolltape.replay.outcomes import finish
 
     how = ConvertOptions(**options.conversion())
-    conversion = convert(table, groups, how)
+    start = record.next_sample_index or 0
+    conversion = convert(table, groups, how, start=start)
     settled = {
         trace: conversion.dropped.get(trace, fate) if fate[0] == "emitted" else fate for trace, fate in fates.items()
     }
-    outcomes = [Outcome(trace_id=trace, disposition=fate[0], reason=fate[1]) for trace, fate in settled.items()]
-    record = replace(record, options=how.to_dict(), digest_converted=digest(conversion.groups))
-    handed = finish(conversion.groups, outcomes, record)
+    samples = [sample for group in conversion.groups for sample in _flat(group)]
+    record = replace(
+        record,
+        options=how.to_dict(),
+        next_sample_index=max((sample.index + 1 for sample in samples), default=start),
+        digest_converted=digest(conversion.groups),
+    )
+    handed = finish(conversion.groups, outcomes_of(settled), record)
     batch = tuple(sample.index for group in handed for sample in _flat(group))
-    forked = len({finding.trace_id for finding in conversion.findings if finding.code == "branches"})
-    return replace(record, batch=batch, digest_handed=digest(handed)), settled, forked
+    record = replace(record, batch=batch, digest_handed=digest(handed))
+    forked = {finding.trace_id for finding in conversion.findings if finding.code == "branches"}
+    return _Made(record, conversion.records, settled, len(forked))
+
+
+def outcomes_of(fates: Mapping[str, Fate]) -> list[Outcome]:
+    """The outcome records of what became of each trace."""
+    return [Outcome(trace_id=trace, disposition=fate[0], reason=fate[1]) for trace, fate in fates.items()]
 
 
 def _flat(samples: Any) -> list[Any]:

@@ -90,6 +90,11 @@ class Run:
         return sorted(commits, key=lambda c: c.part), broken
 
     @property
+    def all_commits(self) -> list[Commit]:
+        """Every readable commit, of all attempts and splits, in order of split, step, attempt and writer."""
+        return self._scan[0]
+
+    @property
     def broken(self) -> list[tuple[Part, RolltapeError]]:
         """Commits that cannot be read, and why."""
         return self._scan[1]
@@ -124,7 +129,7 @@ class Run:
         wanted = None if steps is None else {steps} if isinstance(steps, int) else set(steps)
         parts = [c.part for c in self._scan[0]] + [p for p, _ in self.broken]
         mine = {p for p in parts if p.split == split and (wanted is None or p.step in wanted)}
-        chosen = {p for p in mine if p.attempt == attempt} if attempt is not None else self._newest(mine)
+        chosen = {p for p in mine if p.attempt == attempt} if attempt is not None else self.newest(mine)
         for part, error in self.broken:
             if part in chosen:
                 raise error
@@ -137,7 +142,8 @@ class Run:
             )
         return [c for c in self._scan[0] if c.part in chosen]
 
-    def _newest(self, parts: set[Part]) -> set[Part]:
+    def newest(self, parts: set[Part]) -> set[Part]:
+        """Those of `parts` that belong to the newest attempt of their step."""
         newest: dict[tuple[str, int], int] = {}
         for p in parts:
             key = (p.split, p.step)

@@ -1,0 +1,206 @@
+"""The command line. Commands of the live side are loaded by name only when they are called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from rolltape.replay.console import err, out, print_json, progress, table
+from rolltape.schema.errors import MissingExtra, RolltapeError
+from rolltape.schema.fields import RECORDS, ROW, SCHEMA_VERSION
+
+_LIVE = {
+    "demo": ("rolltape.record.demo.cli", "demo"),
+    "record": ("rolltape.record.cli", "record"),
+    "engine": ("rolltape.record.engine.cli", "engine"),
+}
+_ORDER = ("demo", "record", "engine", "import", "verify", "schema")
+
+
+class _Commands(TyperGroup):
+    """The commands of this module, and those of the live side, loaded when they are needed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order people meet them."""
+        names = {*super().list_commands(ctx), *_LIVE}
+        return [n for n in _ORDER if n in names] + sorted(names - set(_ORDER))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by name."""
+        if cmd_name not in _LIVE:
+            return super().get_command(ctx, cmd_name)
+        module, function = _LIVE[cmd_name]
+        single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        try:
+            single.command(cmd_name)(getattr(importlib.import_module(module), function))
+        except ImportError as error:
+            single.command(cmd_name, help=_missing(cmd_name, error))(_stub(cmd_name, error))
+        command = typer.main.get_command(single)
+        command.name = cmd_name
+        return command
+
+
+def _missing(name: str, error: ImportError) -> str:
+    needs = getattr(error, "name", None) or str(error)
+    return f"`rolltape {name}` needs the extra 'live' ({needs} is missing): pip install 'rolltape[live]'."
+
+
+def _stub(name: str, error: ImportError) -> Any:
+    def stub() -> None:
+        raise MissingExtra(_missing(name, error))
+
+    return stub
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Record every Verifiers rollout to Parquet, check it, and replay it into training samples.\n\n"
+    "Start with [bold]rolltape demo[/bold].",
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"rolltape {version('rolltape')}, schema {'.'.join(map(str, SCHEMA_VERSION))}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+@app.command("schema")
+def schema(
+    record: Annotated[
+        Literal["trace", "group", "outcome", "step"] | None, typer.Argument(help="Only this record.")
+    ] = None,
+    as_json: JsonOption = False,
+    arrow: Annotated[bool, typer.Option("--arrow", help="Print the Arrow schemas.")] = False,
+) -> None:
+    """Print the file format: the four records, their columns, types, units and sources."""
+    chosen = [r for r in RECORDS if record in (None, r.name)]
+    if as_json:
+        print_json(
+            {
+                "version": ".".join(map(str, SCHEMA_VERSION)),
+                "fingerprint": ROW.fingerprint,
+                "records": [
+                    {"name": r.name, "description": r.description, "fields": [f.to_dict() for f in r.fields]}
+                    for r in chosen
+                ],
+            }
+        )
+        return
+    for r in chosen:
+        if arrow:
+            typer.echo(f"# {r.name}\n{r.arrow.to_string(show_field_metadata=False)}\n")
+            continue
+        rows = [(f.name, f.arrow_type, f.unit, f.source, f.description) for f in r.fields]
+        out.print(table(f"{r.name}: {r.description}", ("column", "type", "unit", "source", "meaning"), rows))
+        out.print()
+
+
+@app.command("import")
+def import_command(
+    file: Annotated[Path, typer.Argument(help="A traces.jsonl of Verifiers 0.2.")],
+    run: Annotated[Path, typer.Option(help="Folder of the new run.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Bring traces that Verifiers wrote into a run. The traces of one task become one group.
+
+    Lines that hold no trace are skipped and named. Exit code: 0 every line imported, 1 some skipped, 2 refused.
+    """
+    from rolltape.replay.importer import import_file
+
+    with progress("importing, lines") as tell:
+        done = import_file(file, run, progress=lambda n: tell(n, n) if n % 100 == 0 else None)
+    if as_json:
+        print_json(done.to_dict() | {"path": str(run)})
+    else:
+        out.print(f"{done.traces} traces in {done.groups} groups, {done.tokens:,} tokens → {run}", highlight=False)
+        for line, why in done.skipped:
+            out.print(f"line {line} skipped: {why}", markup=False, highlight=False, soft_wrap=True)
+        for line, trace in done.repeated:
+            out.print(f"line {line} left out: trace {trace} had come before", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(1 if done.skipped else 0)
+
+
+@app.command("verify")
+def verify_command(
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    expect: Annotated[
+        Path | None, typer.Option(help="TOML of expectations: branches, group_size, group_reward_sum …")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a run: bytes, counts, rows, groups, and whether it still converts to the Samples of the live run.
+
+    Exit code: 0 clean (warnings are shown), 1 findings, 2 not readable or bad usage.
+
+    An expectations file, for a taskset whose `fastest` takes 0.5 once a group:
+
+        group_size = 4
+        [group_reward_sum]
+        fastest = 0.5
+    """
+    from rolltape.replay.expect import load_expectations
+    from rolltape.replay.run import open_run
+    from rolltape.replay.verify import verify
+
+    expected = None if expect is None else load_expectations(expect)
+    opened = open_run(run)
+    with progress("verifying, files") as tell:
+        result = verify(opened, expected, tell)
+    if as_json:
+        print_json({"path": str(run), "run": opened.run_id, **result.to_dict()})
+    else:
+        print_verification(str(run), result)
+    raise typer.Exit(1 if result.errors else 0)
+
+
+def print_verification(path: str, result: Any) -> None:
+    """A verification as a line of counts, its findings and a verdict."""
+    counts = ", ".join(f"{n} {name}" for name, n in result.counts.items() if n)
+    out.print(
+        f"{path}: {result.parts} files, {result.traces} traces, {result.tokens:,} tokens, {result.digests} batches converted "
+        f"again{': ' + counts if counts else ''}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    for found in result.findings:
+        out.print(str(found), style="red" if found.severity == "error" else "yellow", markup=False, highlight=False, soft_wrap=True)
+    warnings = len(result.findings) - len(result.errors)
+    verdict = f"{len(result.errors)} findings" if result.errors else "clean"
+    out.print(f"{verdict}{f', {warnings} warnings' if warnings else ''}", style="red" if result.errors else "green")
+
+
+def main() -> None:
+    """Entry point: errors of ours are one sentence on standard error and exit code 2."""
+    try:
+        app()
+    except RolltapeError as error:
+        err.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""Verifying a run: are the bytes the ones that were written, do the rows add up, do they still convert to the same Samples?
+
+Findings about a trace that was not emitted are not counted again: its disposition says what became of it, and the rows
+keep why. Where a run has no dispositions (it was imported), every finding counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rolltape.replay.checks import check
+from rolltape.replay.convert import Conversion, convert
+from rolltape.replay.digest import digest
+from rolltape.replay.findings import Finding
+from rolltape.replay.options import ConvertOptions, Expectations
+from rolltape.replay.outcomes import finish, read_outcomes
+from rolltape.replay.run import Run
+from rolltape.replay.view import COLUMNS
+from rolltape.schema.commits import Commit
+from rolltape.schema.errors import BadInput, Damaged, RolltapeError
+from rolltape.schema.fields import OUTCOME
+from rolltape.schema.paths import Part, part_of
+
+_COLUMNS = [*COLUMNS, *OUTCOME.arrow.names, "extra"]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What verifying a run gave."""
+
+    findings: list[Finding]
+    parts: int
+    traces: int
+    tokens: int
+    counts: dict[str, int]
+    """Tries started, and ended by disposition, over the newest attempt of each step."""
+    digests: int
+    """Parts whose converted and handed batches were made again and compared."""
+
+    @property
+    def errors(self) -> list[Finding]:
+        """Findings that are no warnings."""
+        return [f for f in self.findings if f.severity == "error"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**self.__dict__, "findings": [f.to_dict() for f in self.findings], "clean": not self.errors}
+
+
+def verify(
+    run: Run, expect: Expectations | None = None, progress: Callable[[int, int], None] | None = None
+) -> Verification:
+    """Check every file and every row of `run`, superseded attempts included, and convert the newest again.
+
+    `expect` is checked on the newest attempt of each step. `progress` is called with parts done and parts in all.
+    """
+    findings = [
+        Finding(code="commit", message=str(e), step=p.step, file=str(run.paths.commit(p))) for p, e in run.broken
+    ]
+    findings += _attempt_files(run)
+    broken = {p for p, _ in run.broken}
+    commits = run.all_commits
+    newest = run.newest({c.part for c in commits} | broken)
+    traces = tokens = digests = 0
+    counts: Counter[str] = Counter()
+    seen: dict[str, int] = {}
+    for i, commit in enumerate(commits):
+        part = _Part(run, commit, expect or Expectations())
+        findings += part.check(commit.part in newest)
+        if commit.part in newest:
+            traces, tokens, digests = traces + part.rows, tokens + part.tokens, digests + part.digests
+            counts.update(commit.step.counts)
+            findings += _twice(part, seen)
+        if progress is not None:
+            progress(i + 1, len(commits))
+    findings += _missing_steps(newest) + _orphans(run)
+    return Verification(findings, len(commits), traces, tokens, dict(counts), digests)
+
+
+class _Part:
+    """Checks of one committed part."""
+
+    def __init__(self, run: Run, commit: Commit, expect: Expectations) -> None:
+        self.run, self.commit, self.expect = run, commit, expect
+        self.path = run.paths.parquet(commit.part)
+        self.rows = self.tokens = self.digests = 0
+        self.trace_ids: list[str] = []
+
+    def check(self, newest: bool) -> Iterator[Finding]:
+        """Findings of the part; rows are converted only where the part is the newest of its step."""
+        try:
+            _check_file(self.path, self.commit)
+            tables = list(self.run.part_batches(self.commit, _COLUMNS))
+        except (RolltapeError, OSError) as error:
+            yield self._finding("file", str(error))
+            return
+        table = pa.concat_tables(tables) if tables else None
+        self.rows = 0 if table is None else table.num_rows
+        if self.rows != self.commit.file.rows:
+            yield self._finding("rows", f"{self.rows} rows, but {self.commit.file.rows} were committed")
+        yield from self._coverage(table)
+        if table is not None:
+            self.trace_ids = table.column("trace_id").to_pylist()
+            self.tokens = sum(table.column("num_tokens").to_pylist())
+            if newest:
+                yield from self._convert(table)
+
+    def _coverage(self, table: pa.Table | None) -> Iterator[Finding]:
+        counts = dict(self.commit.step.counts)
+        if not counts:
+            return
+        started = counts.pop("started", 0)
+        if started != sum(counts.values()):
+            yield self._finding(
+                "coverage", f"{started} tries started, but {sum(counts.values())} are accounted for ({counts})"
+            )
+        lost = counts.pop("lost", 0)
+        if lost:
+            yield self._finding("lost", f"{lost} tries started and left no trace", severity="warning", found=lost)
+        said = Counter([] if table is None else table.column("disposition").to_pylist())
+        if dict(said) != {k: v for k, v in counts.items() if v}:
+            yield self._finding(
+                "coverage", f"the commit counts {counts}, its rows say {dict(said)}", expected=counts, found=dict(said)
+            )
+
+    def _convert(self, table: pa.Table) -> Iterator[Finding]:
+        """Convert again, compare digests, and look whether expectations hold."""
+        step = self.commit.step
+        try:
+            options = replace(ConvertOptions.from_dict(step.options), strict=False)
+            conversion = convert(table, self.commit.groups, options)
+        except (RolltapeError, TypeError) as error:
+            yield self._finding("convert", str(error))
+            return
+        said = zip(table.column("trace_id").to_pylist(), table.column("disposition").to_pylist(), strict=True)
+        settled = {t for t, d in said if d not in (None, "emitted", "eval")}
+        yield from (f for f in conversion.findings if f.trace_id not in settled)
+        if self.expect != Expectations():
+            found = check(table, replace(options, expect=self.expect), self.commit.groups)
+            yield from (f for f in found if f.code.startswith("expected_"))
+        yield from self._digests(table, conversion)
+
+    def _digests(self, table: pa.Table, conversion: Conversion) -> Iterator[Finding]:
+        step = self.commit.step
+        if step.digest_converted is None:
+            return
+        self.digests = 1
+        found = digest(conversion.groups)
+        if found != step.digest_converted:
+            message = "the rows no longer convert to the Samples of the live run"
+            yield self._finding("digest_converted", message, expected=step.digest_converted, found=found)
+        if step.digest_handed is None:
+            return
+        try:
+            handed = digest(finish(conversion.groups, read_outcomes(table), step))
+        except BadInput as error:
+            yield self._finding("digest_handed", str(error))
+            return
+        if handed != step.digest_handed:
+            message = "conversion and outcomes no longer give the batch that was handed over"
+            yield self._finding("digest_handed", message, expected=step.digest_handed, found=handed)
+
+    def _finding(self, code: str, message: str, **rest: Any) -> Finding:
+        return Finding(code=code, message=message, step=self.commit.part.step, file=str(self.path), **rest)
+
+
+def _check_file(path: Path, commit: Commit) -> None:
+    """Raise Damaged unless the file's size and sha256 are those committed."""
+    if not path.exists():
+        raise Damaged(f"{path}: the commit names this file, but it is missing; restore it from a copy.")
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    size = path.stat().st_size
+    if (size, found) != (commit.file.bytes, commit.file.sha256):
+        raise Damaged(
+            f"{path}: {size} bytes with sha256 {found[:12]}…, but {commit.file.bytes} bytes with {commit.file.sha256[:12]}… "
+            "were committed; restore the file from a copy."
+        )
+
+
+def _twice(part: _Part, seen: dict[str, int]) -> Iterator[Finding]:
+    """Traces that stand in two parts of the newest steps."""
+    for trace in part.trace_ids:
+        step = seen.setdefault(trace, part.commit.part.step)
+        if step != part.commit.part.step:
+            yield part._finding("trace_twice", f"the trace is in step {step} as well", trace_id=trace)
+
+
+def _missing_steps(newest: set[Part]) -> list[Finding]:
+    """Gaps between the first and the last step of training. Evaluations may skip steps."""
+    steps = {p.step for p in newest if p.split == "train"}
+    gaps = sorted(set(range(min(steps), max(steps))) - steps) if steps else []
+    return [
+        Finding(code="missing_step", message=f"step {s} was not committed, but later ones were", step=s) for s in gaps
+    ]
+
+
+def _orphans(run: Run) -> list[Finding]:
+    """Parquet files without a commit: not data, and never read."""
+    findings = []
+    known = {c.part for c in run.all_commits} | {p for p, _ in run.broken}
+    for path in sorted((run.paths.root / "traces").glob("*/*.parquet")):
+        part = part_of(path)
+        if part is None or part not in known:
+            findings.append(
+                Finding(
+                    code="uncommitted",
+                    severity="warning",
+                    message=f"{path} has no commit, so it is not read; a writer died before it could commit",
+                    file=str(path),
+                )
+            )
+    return findings
+
+
+def _attempt_files(run: Run) -> list[Finding]:
+    """Attempts that commits name and whose file is missing or unreadable."""
+    findings = []
+    for file in sorted(run.paths.attempts.glob("*.json")):
+        try:
+            json.loads(file.read_bytes())["attempt"]
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"{file}: no readable attempt ({error}); restore it from a copy"
+            findings.append(Finding(code="attempt", message=message, file=str(file)))
+    missing = sorted({c.part.attempt for c in run.all_commits} - set(run.attempts))
+    for number in missing:
+        if not run.paths.attempt(number).exists():
+            path = run.paths.attempt(number)
+            message = f"{path} is missing, though commits name attempt {number}; its settings are lost"
+            findings.append(Finding(code="attempt", message=message, file=str(path)))
+    return findings

@@ -129,7 +129,16 @@ class RolloutClient(TrainClient):  # type: ignore[misc]
             except (ValueError, TypeError, NotImplementedError) as error:
                 raise BadInput(f"No renderer fits {self.tokenizer!r}: {error} Name one with --renderer.") from error
 
-        return RendererPool(factory, size=self.pool_size)
+        # The first is made alone: transformers imports its parts on first use, which several threads cannot do at once.
+        first = [factory()]
+
+        def next_one() -> Any:
+            try:
+                return first.pop()
+            except IndexError:
+                return factory()
+
+        return RendererPool(next_one, size=self.pool_size)
 
     async def get_response(self, dialect: Any, body: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """One model turn; the signature and the result are TrainClient's."""

@@ -23,11 +23,12 @@ from rolltape.record.episode import EpisodeRunner, GroupRun, StepPlace, Stop
 from rolltape.record.inprocess.harness import close_client
 from rolltape.record.options import LiveOptions
 from rolltape.record.progress import Progress, Quiet, StepNews
-from rolltape.record.recorder import Recorder
+from rolltape.record.recorder import Recorder, folder_of
 from rolltape.record.sampling import Limits, SamplingDefaults
 from rolltape.record.step import Counters, StepClosed, close_step
 from rolltape.record.transport import RetryPolicy, SGLangTransport
 from rolltape.record.versions import check_live
+from rolltape.replay.run import open_run
 from rolltape.schema.errors import BadInput, RolltapeError
 
 __all__ = ["LiveOptions", "LiveSummary", "run_live"]
@@ -107,6 +108,7 @@ async def run_live(options: LiveOptions, *, progress: Progress | None = None) ->
     try:
         await client.warm()
         await _expect_engine(transport)
+        first, counters, start = _continued(options, environment.config.env_id)
         recorder = Recorder.open(
             options.run,
             model=options.model,
@@ -114,9 +116,12 @@ async def run_live(options: LiveOptions, *, progress: Progress | None = None) ->
             taskset=environment.config.env_id,
             settings=options.to_dict() | {"environment": config.model_dump(mode="json", exclude_none=True)},
             versions=versions,
+            resume=options.resume,
+            start_step=start,
         )
         try:
             run = _Run(options, environment, tasks, client, recorder, progress, versions)
+            run.first, run.counters = first, counters
             return await run.all_steps()
         finally:
             recorder.close()
@@ -144,6 +149,7 @@ class _Run:
 
         self.options, self.environment, self.tasks = options, environment, tasks
         self.recorder, self.progress = recorder, progress
+        self.first = 0
         self.counters = Counters()
         self.stop = Stop()
         self.failed_in_a_row = 0
@@ -166,10 +172,10 @@ class _Run:
         started = time.monotonic()
         with _interruptible(self.stop, self.progress):
             async with self._serving():
-                for step in range(self.options.steps):
+                for number in range(self.options.steps):
                     if self.stop.event.is_set():
                         break
-                    await self._step(self._place(step), step)
+                    await self._step(self._place(self.first + number), number)
         self.summary.stopped, self.summary.message = self.stop.reason, self.stop.message
         self.summary.recording_failures = self.runner.recording_failures
         self.summary.seconds = time.monotonic() - started
@@ -190,7 +196,7 @@ class _Run:
     def _place(self, step: int) -> StepPlace:
         if not self.options.eval:
             return StepPlace("train", step)
-        return StepPlace("eval", step, self.options.eval_name or self.environment.config.env_id)
+        return StepPlace("eval", step, _eval_name(self.options, self.environment.config.env_id))
 
     async def _step(self, place: StepPlace, number: int) -> None:
         chosen = self._choose(place)
@@ -258,8 +264,32 @@ class _Run:
         self.summary.steps.append(closed.news)
         self.summary.counts.update(closed.news.counts)
         self.summary.reasons.update(closed.reasons)
+        if closed.failed:
+            self.stop.set("strict", closed.failed)
         if closed.forked:
             self.progress.note(FORK_ADVICE.format(count=closed.forked))
+
+
+def _eval_name(options: LiveOptions, taskset: str) -> str:
+    return options.eval_name or taskset
+
+
+def _continued(options: LiveOptions, taskset: str) -> tuple[int, Counters, int]:
+    """Where a run goes on: the number of its first step, the counters, and from where older attempts are superseded.
+
+    The latter lies behind everything recorded, of whichever split: going on supersedes nothing.
+    """
+    if not options.resume:
+        return 0, Counters(), 0
+    run = open_run(options.run)
+    split = folder_of("eval", _eval_name(options, taskset)) if options.eval else "train"
+    recorded = {name: run.steps(name) for name in run.splits()}
+    start = 1 + max((record.step for records in recorded.values() for record in records), default=-1)
+    if not recorded.get(split):
+        return 0, Counters(), start
+    last = max(recorded[split], key=lambda record: record.step)
+    counters = Counters(last.cursor or 0, last.next_group_index or 0, last.next_sample_index or 0)
+    return last.step + 1, counters, start
 
 
 def _transport(options: LiveOptions) -> SGLangTransport:

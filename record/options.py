@@ -31,6 +31,8 @@ class LiveOptions:
     groups: int = 4
     """Tasks per training step; evaluation takes every task."""
     steps: int = 1
+    resume: bool = False
+    """Go on with the run that is in the folder, after its last step."""
     concurrency: int = 64
     """Rollouts at once."""
     eval: bool = False

@@ -41,7 +41,7 @@ class StepNews:
     """Mean over the scored rollouts (last tries)."""
     seconds: float
     counts: Mapping[str, int]
-    """Traces by what became of them."""
+    """Tries that were started, and those that ended by what became of them."""
 
 
 @dataclass
@@ -185,7 +185,8 @@ class Terminal:
 def step_line(news: StepNews) -> str:
     """A step in one line: what was recorded, what it is worth, and why the rest was dropped."""
     reward = "–" if news.reward is None else f"{news.reward:.3f}"
-    dropped = ", ".join(f"{count} {name}" for name, count in sorted(news.counts.items()) if count and name != "emitted")
+    lost = {name: count for name, count in sorted(news.counts.items()) if name not in ("started", "emitted")}
+    dropped = ", ".join(f"{count} {name}" for name, count in lost.items() if count)
     rate = news.tokens / max(news.seconds, 1e-9)
     return (
         f"{news.split} step {news.step}: {news.traces} traces, {news.tokens:,} tokens ({rate:,.0f}/s), "

@@ -12,6 +12,12 @@ from typing import Any
 from rolltape.record.episode import GroupRun, StepPlace, Try
 from rolltape.record.options import LiveOptions
 from rolltape.record.progress import StepNews
+from rolltape.record.recorder import Recorder
+from rolltape.replay.convert import convert, flatten
+from rolltape.replay.digest import digest
+from rolltape.replay.options import ConvertOptions
+from rolltape.replay.outcomes import finish
+from rolltape.schema.errors import CheckFailed
 from rolltape.schema.records import Group, Outcome, Step
 
 Fate = tuple[str, str | None]
@@ -36,10 +42,12 @@ class StepClosed:
     """Traces with more than one branch that were dropped for it."""
     reasons: Mapping[str, int] = field(default_factory=dict)
     """Why traces were dropped, and how often."""
+    failed: str | None = None
+    """The check that failed, where `strict` is set."""
 
 
 async def close_step(
-    recorder: Any,
+    recorder: Recorder,
     place: StepPlace,
     runs: Sequence[GroupRun],
     *,
@@ -66,21 +74,19 @@ async def close_step(
         started_at=started_at,
     )
     fates = _fates(runs, place.split)
-    forked = 0
+    made = None
     if place.split == "train":
         table = recorder.rows(place.split, place.step, place.eval_name)
         made = await asyncio.to_thread(_convert, table, groups, fates, record, options)
-        record, groups, fates, forked = made.record, made.groups, made.fates, made.forked
+        record, groups, fates = made.record, made.groups, made.fates
         counters.next_sample_index = record.next_sample_index or 0
     outcomes = outcomes_of(fates)
-    counts = Counter(outcome.disposition for outcome in outcomes)
-    started = sum(len(run.tries) for run in runs)
-    record = replace(record, counts={"started": started, "emitted": 0, **counts}, ended_at=time.time())
-    await recorder.commit(
+    record = replace(record, ended_at=time.time())
+    commit = await recorder.commit(
         place.split, place.step, groups=groups, outcomes=outcomes, record=record, eval_name=place.eval_name
     )
     reasons = Counter(fate[1] for fate in fates.values() if fate[1])
-    return StepClosed(_news(place, runs, record), forked, reasons)
+    return StepClosed(_news(runs, commit.step), made.forked if made else 0, reasons, made.failed if made else None)
 
 
 def _fates(runs: Sequence[GroupRun], split: str) -> dict[str, Fate]:
@@ -109,35 +115,35 @@ class _Made:
     """With the first of their sample indices."""
     fates: dict[str, Fate]
     forked: int
+    failed: str | None = None
 
 
 def _convert(
     table: Any, groups: Sequence[Group], fates: Mapping[str, Fate], record: Step, options: LiveOptions
 ) -> _Made:
-    """Convert, hand over, and take both digests."""
-    from rolltape.replay.convert import convert
-    from rolltape.replay.digest import digest
-    from rolltape.replay.options import ConvertOptions
-    from rolltape.replay.outcomes import finish
-
-    how = ConvertOptions(**options.conversion())
+    """Convert, hand over, and take both digests. A step that fails a check under `strict` is kept, to be looked at."""
+    how, failed = ConvertOptions(**options.conversion()), None
     start = record.next_sample_index or 0
-    conversion = convert(table, groups, how, start=start)
+    try:
+        conversion = convert(table, groups, how, start=start)
+    except CheckFailed as error:
+        how, failed = replace(how, strict=False), str(error)
+        conversion = convert(table, groups, how, start=start)
     settled = {
         trace: conversion.dropped.get(trace, fate) if fate[0] == "emitted" else fate for trace, fate in fates.items()
     }
-    samples = [sample for group in conversion.groups for sample in _flat(group)]
+    samples = [sample for group in conversion.groups for sample in flatten(group)]
     record = replace(
         record,
         options=how.to_dict(),
-        next_sample_index=max((sample.index + 1 for sample in samples), default=start),
+        next_sample_index=max(((sample.index or 0) + 1 for sample in samples), default=start),
         digest_converted=digest(conversion.groups),
     )
     handed = finish(conversion.groups, outcomes_of(settled), record)
-    batch = tuple(sample.index for group in handed for sample in _flat(group))
+    batch = tuple(sample.index or 0 for group in handed for sample in flatten(group))
     record = replace(record, batch=batch, digest_handed=digest(handed))
     forked = {finding.trace_id for finding in conversion.findings if finding.code == "branches"}
-    return _Made(record, conversion.records, settled, len(forked))
+    return _Made(record, conversion.records, settled, len(forked), failed)
 
 
 def outcomes_of(fates: Mapping[str, Fate]) -> list[Outcome]:
@@ -145,24 +151,17 @@ def outcomes_of(fates: Mapping[str, Fate]) -> list[Outcome]:
     return [Outcome(trace_id=trace, disposition=fate[0], reason=fate[1]) for trace, fate in fates.items()]
 
 
-def _flat(samples: Any) -> list[Any]:
-    """The Samples of a group, however they are nested."""
-    if not isinstance(samples, list):
-        return [samples]
-    return [sample for part in samples for sample in _flat(part)]
-
-
-def _news(place: StepPlace, runs: Sequence[GroupRun], record: Step) -> StepNews:
+def _news(runs: Sequence[GroupRun], record: Step) -> StepNews:
     tries = [entry for run in runs for entry in run.tries]
     rewards = [entry.reward for entry in tries if entry.reward is not None and entry.error is None]
     return StepNews(
-        split=place.split,
-        step=place.step,
+        split=record.split,
+        step=record.step,
         traces=len(tries),
-        emitted=record.counts["emitted"],
+        emitted=record.counts.get("emitted", 0),
         samples=len(record.batch or ()),
         tokens=sum(entry.tokens for entry in tries),
         reward=sum(rewards) / len(rewards) if rewards else None,
         seconds=(record.ended_at or 0.0) - (record.started_at or 0.0),
-        counts={name: count for name, count in record.counts.items() if name != "started"},
+        counts={name: count for name, count in record.counts.items() if count},
     )

@@ -1,0 +1,445 @@
+"""Live runs from the first episode to the last commit, on the demo engine and the bundled taskset."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rolltape.record.cli import record
+from rolltape.record.demo.policy import DemoPolicy
+from rolltape.record.engine import DemoEngine, Fault, Faults, write_tokenizer
+from rolltape.record.engine.faults import Switch
+from rolltape.record.live import LiveOptions, LiveSummary, run_live
+from rolltape.record.progress import Quiet, StepNews, TraceNews
+from rolltape.record.recorder import Recorder
+from rolltape.replay.convert import convert
+from rolltape.replay.digest import digest
+from rolltape.replay.options import ConvertOptions
+from rolltape.replay.outcomes import finish, read_outcomes
+from rolltape.replay.run import Run, open_run
+from rolltape.schema.errors import BadInput, RunConflict
+
+DEMO = '[taskset]\nid = "rolltape.record.demo"\n[harness]\nid = "rolltape.record.demo"\n'
+numbers = itertools.count()
+
+
+@dataclass
+class Heard(Quiet):
+    """A display that remembers, and calls `on_trace` for each."""
+
+    notes: list[str] = field(default_factory=list)
+    steps: list[StepNews] = field(default_factory=list)
+    traces: list[TraceNews] = field(default_factory=list)
+    on_trace: Callable[[int], None] = lambda _: None
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def trace(self, news: TraceNews) -> None:
+        self.traces.append(news)
+        self.on_trace(len(self.traces))
+
+    def step_ended(self, news: StepNews) -> None:
+        self.steps.append(news)
+
+
+@dataclass
+class Bench:
+    """An engine and a place for runs."""
+
+    engine: DemoEngine
+    folder: Path
+    tokenizer: Path
+
+    def options(self, environment: str = DEMO, **changes: Any) -> LiveOptions:
+        config = self.folder / f"env{next(numbers)}.toml"
+        config.write_text(environment)
+        given = {
+            "config": config,
+            "run": self.folder / "run",
+            "engine": self.engine.url,
+            "model": "demo",
+            "tokenizer": str(self.tokenizer),
+            "renderer": "qwen3",
+            "enable_thinking": False,
+            "max_response": 256,
+            "renderer_pool": 1,
+            "retry_seconds": 5.0,
+        }
+        return LiveOptions(**{**given, **changes})
+
+    def run(self, environment: str = DEMO, heard: Heard | None = None, **changes: Any) -> tuple[LiveSummary, Run]:
+        options = self.options(environment, **changes)
+        summary = asyncio.run(run_live(options, progress=heard or Heard()))
+        return summary, open_run(options.run)
+
+    def taskset(self, source: str) -> str:
+        """The id of a new taskset module."""
+        name = f"live_{next(numbers)}"
+        (self.folder / f"{name}.py").write_text(source)
+        return name
+
+
+class Reasons(DemoPolicy):
+    """The demo's policy, which also answers "Think." with a thought before the reply."""
+
+    def candidates(self, prompt_text: str) -> Any:
+        if "Think." in prompt_text:
+            return [(1.0, "Let me see.\n</think>\n\nIt is 42."), (1.0, "<think>\nLet me see.\n</think>\n\nIt is 42.")]
+        return super().candidates(prompt_text)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def bench(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with DemoEngine(tokenizer_dir=tokenizer, policy=Reasons()).serve_in_thread() as engine:
+        yield Bench(engine, tmp_path, tokenizer)
+
+
+def rows(run: Run, split: str = "train", steps: int | None = None) -> list[dict[str, Any]]:
+    names = ["trace_id", "step", "group_index", "rollout_index", "try_number", "disposition", "reason", "error_types"]
+    names += ["turn_weight_version", "turn_retries", "num_turns", "reward", "stop_condition", "task_idx"]
+    return list(run.table(split, steps, columns=names).to_pylist())
+
+
+def counts(run: Run, split: str = "train") -> dict[str, int]:
+    total: dict[str, int] = {}
+    for step in run.steps(split):
+        for name, count in step.counts.items():
+            total[name] = total.get(name, 0) + count
+    return total
+
+
+def same_again(run: Run) -> bool:
+    """Whether a replay of every step gives the digests that were recorded."""
+    for commit in run.commits():
+        table = run.table("train", commit.part.step)
+        again = convert(table, commit.groups, ConvertOptions.from_dict(commit.step.options))
+        handed = finish(again.groups, read_outcomes(table), commit.step)
+        if (digest(again.groups), digest(handed)) != (commit.step.digest_converted, commit.step.digest_handed):
+            return False
+    return True
+
+
+def faulty(**switches: float) -> Faults:
+    return Faults({Fault.named(name): Switch(probability) for name, probability in switches.items()})
+
+
+def test_steps_are_recorded_converted_and_committed_with_their_counters(bench: Bench) -> None:
+    heard = Heard()
+    summary, run = bench.run(heard=heard, steps=3)
+    assert summary.exit_code == 0
+    assert counts(run) == {"started": 48, "emitted": 44, "error": 4, "lost": 0}
+    steps = run.steps()
+    assert [(s.step, s.cursor, s.next_group_index) for s in steps] == [(0, 4, 4), (1, 8, 8), (2, 12, 12)]
+    assert [s.next_sample_index for s in steps] == [16, 28, 44]
+    assert [index for s in steps for index in s.batch or ()] == list(range(44))
+    assert [row["task_idx"] for row in rows(run)[::4]] == list(range(12))
+    assert [news.emitted for news in heard.steps] == [16, 12, 16]
+    assert same_again(run)
+
+
+def test_a_row_holds_what_the_engine_said_of_each_of_its_turns(bench: Bench) -> None:
+    bench.engine.weight_version = "17"
+    _, run = bench.run(groups=1)
+    for row in rows(run):
+        assert row["turn_weight_version"] == ["17"] * row["num_turns"]
+        assert row["turn_retries"] == [0] * row["num_turns"]
+    table = run.table(columns=["model", "tokenizer", "sampling", "renderer"]).to_pylist()[0]
+    assert table["model"] == "demo"
+    assert json.loads(table["sampling"])["max_tokens"] == 256
+    assert json.loads(table["renderer"]) == {"name": "qwen3", "enable_thinking": False}
+
+
+def test_every_try_of_a_retried_rollout_is_a_row(bench: Bench) -> None:
+    bench.engine.faults = faulty(http_403=0.3)
+    summary, run = bench.run(groups=3, rollout_retries=2)
+    total = counts(run)
+    assert total["retried"] > 0
+    assert total["lost"] == 0
+    assert total["started"] == 12 + total["retried"]
+    retried = [row for row in rows(run) if row["disposition"] == "retried"]
+    assert all(row["error_types"] == ["ProviderError"] and "HTTP 403" in row["reason"] for row in retried)
+    last = {(row["group_index"], row["rollout_index"]): row["try_number"] for row in rows(run)}
+    assert max(last.values()) >= 1
+    assert summary.counts["retried"] == total["retried"]
+
+
+def test_an_environment_that_always_fails_ends_the_run_with_the_error(bench: Bench) -> None:
+    bench.engine.faults = faulty(http_403=1.0)
+    summary, run = bench.run(steps=10_000, max_failed_groups=6)
+    assert summary.exit_code == 1
+    assert summary.stopped == "failing"
+    assert "6 task groups failed one after the other" in (summary.message or "")
+    assert "HTTP 403" in (summary.message or "")
+    assert len(run.steps()) == 2
+    assert counts(run)["error"] == counts(run)["started"]
+
+
+def test_engine_faults_cost_rollouts_and_a_replay_gives_the_same_samples(bench: Bench) -> None:
+    bench.engine.faults = Faults({fault: Switch(0.02) for fault in Fault if fault is not Fault.LATENCY})
+    summary, run = bench.run(steps=3, rollout_retries=3, rollouts=4, min_group_size=2)
+    assert not summary.recording_failures
+    assert counts(run)["lost"] == 0
+    assert same_again(run)
+
+
+GROUPED = """
+import verifiers.v1 as vf
+
+class Asked(vf.Task):
+    @vf.reward
+    async def there(self, trace) -> float:
+        return 1.0
+
+    @vf.group_reward
+    async def unfair(self, traces) -> list[float]:
+        if self.data.idx == 1:
+            raise ValueError("no referee")
+        return [0.5 for _ in traces]
+
+class Asks(vf.Taskset[Asked, vf.TasksetConfig]):
+    def load(self):
+        return [Asked(vf.TaskData(idx=i, prompt="?"), self.config.task) for i in range(3)]
+
+__all__ = ["Asks"]
+"""
+
+
+def in_process(taskset: str, more: str = "") -> str:
+    return f'{more}\n[taskset]\nid = "{taskset}"\n[harness]\nid = "rolltape.record.inprocess"\n'
+
+
+def test_a_group_reward_that_raises_costs_its_group_and_its_traces_stay(bench: Bench) -> None:
+    summary, run = bench.run(in_process(bench.taskset(GROUPED)), groups=3, rollouts=2, max_response=8)
+    assert summary.exit_code == 0
+    by_group = {row["group_index"]: (row["disposition"], row["reason"], row["reward"]) for row in rows(run)}
+    assert by_group[0] == ("emitted", None, 1.5)
+    assert by_group[1][0] == "incomplete_group"
+    assert "no referee" in by_group[1][1]
+    assert by_group[1][2] == 1.0
+    assert same_again(run)
+
+
+def test_an_evaluation_records_every_task_and_makes_no_samples(bench: Bench) -> None:
+    summary, run = bench.run(eval=True, eval_name="holdout", rollouts=2, steps=2)
+    assert summary.exit_code == 0
+    assert run.splits() == ["eval-holdout"]
+    first = rows(run, "eval-holdout", 0)
+    assert [row["task_idx"] for row in first[::2]] == list(range(12))
+    assert {row["disposition"] for row in first} == {"eval", "error"}
+    assert all(step.batch is None for step in run.steps("eval-holdout"))
+
+
+def test_an_interrupt_cancels_what_runs_and_commits_what_has_ended(bench: Bench) -> None:
+    bench.engine.faults = Faults({Fault.LATENCY: Switch(1.0)}, latency=0.1)
+    heard = Heard(on_trace=lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 5 else None)
+    summary, run = bench.run(heard=heard, steps=50, concurrency=3)
+    assert summary.exit_code == 130
+    assert len(run.steps()) == 1
+    total = counts(run)
+    assert total["lost"] == 0
+    assert total["cancelled"] >= 1
+    assert total["started"] == len(rows(run))
+    assert any("Ctrl-C again" in note for note in heard.notes)
+    assert same_again(run)
+
+
+def test_a_request_rolltape_cannot_serve_ends_the_run_with_the_setting_to_change(bench: Bench) -> None:
+    summary, run = bench.run(renderer="default", enable_thinking=None, rollout_retries=5, steps=9, concurrency=1)
+    assert summary.stopped == "unsupported"
+    assert "--renderer" in (summary.message or "")
+    assert counts(run)["error"] >= 1
+    assert "retried" not in counts(run)
+    assert bench.engine.requests["/generate"] == 0
+
+
+THINKS = """
+import verifiers.v1 as vf
+
+class Asked(vf.Task):
+    @vf.reward
+    async def there(self, trace) -> float:
+        return 1.0
+
+class Asks(vf.Taskset[Asked, vf.TasksetConfig]):
+    def load(self):
+        return [Asked(vf.TaskData(idx=0, prompt="Think."), self.config.task)]
+
+async def user(task, messages):
+    return [{"role": "user", "content": "Again."}] if len(messages) < 5 else None
+
+__all__ = ["Asks"]
+"""
+
+
+@pytest.fixture
+def thinks(bench: Bench) -> str:
+    """An environment whose model reasons in each of three turns, with user turns in between."""
+    taskset = bench.taskset(THINKS)
+    return in_process(taskset) + f'user = "{taskset}:user"\n'
+
+
+def test_forked_traces_are_dropped_with_a_message_that_names_the_settings(bench: Bench, thinks: str) -> None:
+    heard = Heard()
+    summary, run = bench.run(thinks, heard=heard, enable_thinking=True)
+    assert summary.exit_code == 1
+    assert summary.counts["failed_check"] == 16
+    assert any("--thinking-retention all" in note and "--no-thinking" in note for note in heard.notes)
+    assert same_again(run)
+
+
+def test_the_retention_that_the_message_names_keeps_one_branch(bench: Bench, thinks: str) -> None:
+    summary, _ = bench.run(thinks, enable_thinking=True, thinking_retention="all")
+    assert summary.counts["emitted"] == 16
+
+
+def test_siblings_are_numbered_apart_over_the_steps(bench: Bench, thinks: str) -> None:
+    summary, run = bench.run(thinks, enable_thinking=True, branch_policy="siblings", steps=2)
+    assert summary.exit_code == 0
+    batch = [index for step in run.steps() for index in step.batch or ()]
+    assert len(batch) > summary.counts["emitted"]
+    assert batch == list(range(len(batch)))
+    assert same_again(run)
+
+
+LATE = """
+import verifiers.v1 as vf
+
+class Asked(vf.Task):
+    @vf.reward
+    async def there(self, trace) -> float:
+        return float(len(trace.nodes))
+
+class Asks(vf.Taskset[Asked, vf.TasksetConfig]):
+    def load(self):
+        return [Asked(vf.TaskData(idx=0, prompt="?"), self.config.task)]
+
+__all__ = ["Asks"]
+"""
+
+
+def test_a_reply_after_the_timeout_of_its_rollout_changes_nothing(bench: Bench) -> None:
+    bench.engine.faults = Faults({Fault.LATENCY: Switch(1.0)}, latency=0.4)
+    environment = in_process(bench.taskset(LATE)) + "[timeout]\nrollout = 0.1\n"
+    _, run = bench.run(environment, groups=1, rollouts=1, max_response=8)
+    (row,) = rows(run)
+    assert (row["stop_condition"], row["reward"], row["num_turns"]) == ("harness_timeout", 0.0, 0)
+    assert row["disposition"] == "empty"
+    assert bench.engine.requests["/abort_request"] == 1
+
+
+def test_a_trace_that_cannot_be_recorded_is_counted_and_the_others_go_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, calls, real = Heard(), itertools.count(), Recorder.trace
+
+    async def trace(self: Recorder, *arguments: Any) -> None:
+        if next(calls) == 4:
+            raise OSError("disk full")
+        await real(self, *arguments)
+
+    monkeypatch.setattr(Recorder, "trace", trace)
+    summary, run = bench.run(in_process(bench.taskset(LATE)), heard=heard, groups=8, rollouts=2, max_response=8)
+    assert summary.recording_failures == 1
+    assert summary.exit_code == 1
+    assert counts(run)["lost"] == 1
+    assert counts(run)["emitted"] == 14
+    assert any("disk full" in note for note in heard.notes)
+
+
+def test_a_run_is_continued_after_its_last_step(bench: Bench) -> None:
+    bench.run(steps=1, groups=5)
+    with pytest.raises(RunConflict, match="--resume"):
+        bench.run(steps=1, groups=5)
+    _, run = bench.run(steps=2, groups=5, resume=True)
+    assert [(s.step, s.attempt, s.cursor) for s in run.steps()] == [(0, 0, 5), (1, 1, 10), (2, 1, 15)]
+    assert [row["task_idx"] for row in rows(run)[::4]] == [i % 12 for i in range(15)]
+    indices = [index for step in run.steps() for index in step.batch or ()]
+    assert len(set(indices)) == len(indices)
+
+
+def test_tasks_are_shuffled_the_same_way_for_one_seed(bench: Bench, tmp_path: Path) -> None:
+    orders = [
+        [row["task_idx"] for row in rows(bench.run(run=tmp_path / name, groups=12, shuffle=True, seed=seed)[1])[::4]]
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == list(range(12))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"engine": "http://127.0.0.1:9"}, "No engine answers at http://127.0.0.1:9"),
+        ({"tokenizer": "/no/such/folder"}, "--tokenizer"),
+        ({"rollouts": 1}, "@group_reward fastest, shortest"),
+        ({"renderer": "nope"}, "'nope'"),
+    ],
+)
+def test_a_run_that_cannot_work_is_refused_before_anything_is_written(
+    bench: Bench, changes: Mapping[str, Any], says: str
+) -> None:
+    options = bench.options(**changes)
+    with pytest.raises(BadInput) as caught:
+        asyncio.run(run_live(options))
+    assert says in str(caught.value)
+    assert not Path(options.run).exists()
+    assert bench.engine.requests["/generate"] == 0
+
+
+# The command line
+
+app = typer.Typer()
+app.command()(record)
+
+
+def invoke(bench: Bench, *arguments: str) -> Any:
+    options = bench.options()
+    given = [str(options.config), "--run", str(options.run), "--engine", options.engine, "--model", "demo"]
+    given += ["--tokenizer", str(bench.tokenizer), "--renderer", "qwen3", "--no-thinking", "--renderer-pool", "1"]
+    return CliRunner().invoke(app, [*given, *arguments])
+
+
+def test_the_command_prints_a_summary_as_json_and_progress_elsewhere(bench: Bench) -> None:
+    result = invoke(bench, "--steps", "2", "--groups", "2", "--json")
+    assert result.exit_code == 0
+    summary = json.loads(result.stdout)
+    assert (summary["counts"]["emitted"], len(summary["steps"]), summary["exit_code"]) == (16, 2, 0)
+    assert "train step 1: 8 traces" in result.stderr
+
+
+def test_the_command_ends_with_what_became_of_the_traces(bench: Bench) -> None:
+    result = invoke(bench, "--steps", "2", "--quiet")
+    assert result.exit_code == 0
+    assert "2 steps in" in result.stdout
+    assert "28 emitted, 4 error" in result.stdout
+    assert "4 x TaskError: task finalize" in result.stdout
+    assert result.stderr == ""
+
+
+def test_a_refusal_is_one_sentence_and_exit_code_2(bench: Bench) -> None:
+    result = invoke(bench, "--rollouts", "1")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: The taskset 'rolltape.record.demo' compares")
+    assert "Traceback" not in result.output
+    assert invoke(bench, "--no-such-option").exit_code == 2

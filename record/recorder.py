@@ -175,21 +175,27 @@ class Recorder:
         file = write_parquet(
             self.paths.parquet(part), (with_outcomes(t, ended) for t in _chunks(rows)), _metadata(self.versions)
         )
-        place = {"split": split, "eval_name": eval_name, "step": step, "attempt": self.attempt, "writer": self.writer}
         commit = Commit(
             part=part,
             file=file,
             groups=sorted(groups, key=lambda g: g.group_index),
-            step=replace(record, **place, counts=self._counts(key, rows, ended)),
+            step=self._placed_step(record, key, self._counts(key, rows, ended)),
             sums=_sums(rows),
             fingerprint=ROW.fingerprint,
             written_at=time.time(),
         )
         if not put_once(path, commit.to_bytes()):
-            raise RunConflict(f"{path}: another process committed this part meanwhile; give each writer a name of its own.")
+            raise RunConflict(
+                f"{path}: another process committed this part meanwhile; give each writer a name of its own."
+            )
         self._store.drop(key)
         self._started.pop(key, None)
         return commit
+
+    def _placed_step(self, record: Step, key: StepKey, counts: dict[str, int]) -> Step:
+        split, step, name = key
+        place = {"split": split, "eval_name": name, "step": step, "attempt": self.attempt, "writer": self.writer}
+        return Step.from_dict({**record.to_dict(), **place, "counts": counts})
 
     def _counts(self, key: StepKey, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> dict[str, int]:
         """Started tries, and ended ones by disposition; `lost` is what started and left no row."""
@@ -259,7 +265,12 @@ def _metadata(versions: Mapping[str, str]) -> dict[str, str]:
 
 def _enter(paths: RunPaths, identity: Mapping[str, str | None], resume: bool) -> str:
     """The id of the run at `paths`: of a new one, or of the one that is resumed."""
-    fresh = {"run": uuid.uuid4().hex, "schema": ".".join(map(str, SCHEMA_VERSION)), **identity, "created_at": time.time()}
+    fresh = {
+        "run": uuid.uuid4().hex,
+        "schema": ".".join(map(str, SCHEMA_VERSION)),
+        **identity,
+        "created_at": time.time(),
+    }
     if not paths.run.exists():
         strangers = sorted(p.name for p in paths.root.iterdir()) if paths.root.is_dir() else []
         if strangers:

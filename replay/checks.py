@@ -101,10 +101,10 @@ def _counts(view: View, _: ConvertOptions) -> Found:
         )
     rows = np.diff(view.token_starts)
     sums = np.bincount(view.node_row, weights=view.node_tokens, minlength=view.n).astype(np.int64)
-    for row in np.flatnonzero(sums != rows):
+    for row in np.flatnonzero(sums != rows).tolist():
         yield finding(
             view,
-            int(row),
+            row,
             "token_count",
             f"{rows[row]} token ids, but its nodes count {sums[row]}",
             expected=int(sums[row]),
@@ -353,10 +353,7 @@ def _clock(view: View, _: ConvertOptions) -> Found:
 
 def _traces(view: View, options: ConvertOptions) -> Found:
     rewards = view.pylist("rewards")
-    columns = {
-        name: view.pylist(name)
-        for name in ("reward", "num_branches", "error_types", "turn_weight_version")
-    }
+    columns = {name: view.pylist(name) for name in ("reward", "num_branches", "error_types", "turn_weight_version")}
     scores, weights = view.pylist("scores"), view.pylist("weights")
     sampled = np.bincount(view.node_row, weights=view.node_sampled_tokens, minlength=view.n).astype(np.int64)
     problems = view.pylist("problems")
@@ -499,7 +496,9 @@ def _reward_key(view: View, row: int, rewards: dict[str, Any], options: ConvertO
 def _contributions(view: View, row: int, rewards: dict[str, Any], scores: Any, weights: Any) -> Found:
     for name, score in (scores or {}).items():
         weight, part = (weights or {}).get(name), rewards.get(name)
-        if None in (score, weight, part) or math.isclose(score * weight, part, rel_tol=1e-9, abs_tol=1e-9):
+        if score is None or weight is None or part is None:
+            continue
+        if math.isclose(score * weight, part, rel_tol=1e-9, abs_tol=1e-9):
             continue
         yield finding(
             view,
@@ -528,10 +527,10 @@ def _aborts(view: View, _: ConvertOptions) -> Found:
     """Turns that the engine gave up and that the conversation went on from."""
     aborted = view.is_text("node_finish_reason", "abort")
     rows = view.column("turn_finish_reason")
-    for row in np.flatnonzero(np.array(["abort" in (r or ()) for r in rows.to_pylist()], np.bool_)):
+    for row in [i for i, r in enumerate(rows.to_pylist()) if "abort" in (r or ())]:
         nodes = np.arange(view.node_starts[row], view.node_starts[row + 1])
         turns = nodes[view.node_sampled[nodes]]
-        reasons = rows[int(row)].as_py()
+        reasons = rows[row].as_py()
         if len(reasons) == len(turns):
             aborted[turns[np.array([r == "abort" for r in reasons], np.bool_)]] = True
     for node in np.flatnonzero(aborted):
@@ -552,10 +551,10 @@ def _roots(view: View) -> Found:
     """Several roots, and roots that begin with one template token twice."""
     roots = np.flatnonzero(view.parents == -1)
     counts = np.bincount(view.node_row[roots], minlength=view.n)
-    for row in np.flatnonzero(counts > 1):
+    for row in np.flatnonzero(counts > 1).tolist():
         yield finding(
             view,
-            int(row),
+            row,
             "roots",
             f"{counts[row]} conversations in one trace; the reward is one for all of them",
             severity="warning",

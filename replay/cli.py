@@ -80,7 +80,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _main(
-    version: Annotated[  # noqa: ARG001
+    version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
@@ -139,7 +139,9 @@ def import_command(
         for line, why in done.skipped:
             out.print(f"line {line} skipped: {why}", markup=False, highlight=False, soft_wrap=True)
         for line, trace in done.repeated:
-            out.print(f"line {line} left out: trace {trace} had come before", markup=False, highlight=False, soft_wrap=True)
+            out.print(
+                f"line {line} left out: trace {trace} had come before", markup=False, highlight=False, soft_wrap=True
+            )
     raise typer.Exit(1 if done.skipped else 0)
 
 
@@ -187,7 +189,13 @@ def print_verification(path: str, result: Any) -> None:
         soft_wrap=True,
     )
     for found in result.findings:
-        out.print(str(found), style="red" if found.severity == "error" else "yellow", markup=False, highlight=False, soft_wrap=True)
+        out.print(
+            str(found),
+            style="red" if found.severity == "error" else "yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     warnings = len(result.findings) - len(result.errors)
     verdict = f"{len(result.errors)} findings" if result.errors else "clean"
     out.print(f"{verdict}{f', {warnings} warnings' if warnings else ''}", style="red" if result.errors else "green")

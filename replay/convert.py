@@ -80,7 +80,7 @@ def convert(
         findings.extend(found)
         samples = _group(group, rows, bad, found, options, result.dropped)
         result.records.append(group)
-        start = max(start, group.first_sample_index + sum(map(len, samples)))
+        start = max(start, (group.first_sample_index or 0) + sum(map(len, samples)))
         if samples:
             result.groups.append(samples if options.branch_policy == "siblings" else [s for [s] in samples])
     findings.extend(_temperatures(traces, result))
@@ -196,7 +196,15 @@ class _Rows:
     def __init__(self, view: View, options: ConvertOptions) -> None:
         self.view, self.options = view, options
         self.error_types, self.error_messages = view.pylist("error_types"), view.pylist("error_messages")
-        names = ("task_prompt", "task_prompt_is_json", "task_label", "task_label_is_json", "task_idx", "reward", "rewards")
+        names = (
+            "task_prompt",
+            "task_prompt_is_json",
+            "task_label",
+            "task_label_is_json",
+            "task_idx",
+            "reward",
+            "rewards",
+        )
         for name in (*names, "metrics", "stop_condition", "is_truncated", "turn_weight_version", "turn_cached_tokens"):
             setattr(self, name, view.pylist(name))
         self.latency = view.pylist("turn_latency")
@@ -259,9 +267,7 @@ class _Rows:
         mask = self.mask[at] * trained
         begin = int(np.argmax(mask))
         values = np.where(mask[begin:] > 0, self.logprobs[at[begin:]], np.float32(0))
-        return self._sample(
-            i, branch.index, nodes, self.view.ids[at].tolist(), mask[begin:].tolist(), values.tolist()
-        )
+        return self._sample(i, branch.index, nodes, self.view.ids[at].tolist(), mask[begin:].tolist(), values.tolist())
 
     def _sample(
         self, i: int, branch: int, nodes: Sequence[int], tokens: list[int], mask: list[int], logprobs: list[float]

@@ -1,12 +1,12 @@
 """Expectations in TOML: what the user knows of a run, checked with everything else.
 
-    branches = 1                       # of every trace
-    group_size = 4                     # of every group
-    sampled_tokens = [1, 4096]         # least and most of a trace
-    reward_names = ["correct", "fastest", "most_concise"]
+branches = 1                       # of every trace
+group_size = 4                     # of every group
+sampled_tokens = [1, 4096]         # least and most of a trace
+reward_names = ["correct", "fastest", "most_concise"]
 
-    [group_reward_sum]                 # per group and reward name
-    fastest = 0.5
+[group_reward_sum]                 # per group and reward name
+fastest = 0.5
 """
 
 from __future__ import annotations

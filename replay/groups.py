@@ -128,7 +128,9 @@ def _expected_sums(group: Group, present: Sequence[Member], options: ConvertOpti
         values = [m.rewards.get(name) for m in present]
         scored = [v for v in values if v is not None]
         found = math.fsum(scored) if scored and all(map(math.isfinite, scored)) else None
-        if any(m.failed for m in present) or (found is not None and math.isclose(found, wanted, rel_tol=1e-9, abs_tol=1e-9)):
+        if any(m.failed for m in present) or (
+            found is not None and math.isclose(found, wanted, rel_tol=1e-9, abs_tol=1e-9)
+        ):
             continue
         yield _finding(
             group,

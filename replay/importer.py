@@ -100,7 +100,8 @@ def _take(number: int, record: Any, result: Imported, groups: dict[Any, list[Row
         result.repeated.append((number, trace))
         return
     seen.add(trace)
-    data = task.get("data") if isinstance(task.get("data"), dict) else {}
+    data = task.get("data")
+    data = data if isinstance(data, dict) else {}
     key = (str(task.get("type")), json.dumps(data.get("idx")))
     members = groups.setdefault(key, [])
     group = members[0].values["group_index"] if members else len(groups) - 1
@@ -129,7 +130,9 @@ def _write(paths: RunPaths, source: Path, result: Imported, groups: list[list[Ro
     records = [_group(i, rows) for i, rows in enumerate(groups)]
     step = Step(writer="import", started_at=now, ended_at=time.time())
     sums = {"tokens": result.tokens}
-    commit = Commit(part=part, file=file, groups=records, step=step, sums=sums, fingerprint=ROW.fingerprint, written_at=now)
+    commit = Commit(
+        part=part, file=file, groups=records, step=step, sums=sums, fingerprint=ROW.fingerprint, written_at=now
+    )
     put_once(paths.commit(part), commit.to_bytes())
 
 

@@ -50,7 +50,9 @@ def open_run(path: str | Path) -> Run:
     except ValueError as error:
         raise Damaged(f"{paths.run}: no readable JSON ({error}); restore the file from a copy.") from error
     if not isinstance(info, dict):
-        raise Damaged(f"{paths.run}: expected a JSON object, found {type(info).__name__}; restore the file from a copy.")
+        raise Damaged(
+            f"{paths.run}: expected a JSON object, found {type(info).__name__}; restore the file from a copy."
+        )
     check_version(info.get("schema"), str(paths.run))
     return Run(paths, info)
 

@@ -154,7 +154,8 @@ class View:
     def linear(self) -> npt.NDArray[np.bool_]:
         """[n] whether a trace is one chain in node order: each node's parent is the one before it."""
         broken = self.parents != self.node_index - 1
-        return np.bincount(self.node_row[broken], minlength=self.n) == 0
+        clean: npt.NDArray[np.bool_] = np.bincount(self.node_row[broken], minlength=self.n) == 0
+        return clean
 
     @cached_property
     def contents(self) -> pa.Array:
@@ -164,8 +165,8 @@ class View:
 
 def _offsets(lists: pa.ListArray) -> Ints:
     """Offsets of a list array, counted from its first value."""
-    offsets = lists.offsets.to_numpy().astype(np.int64)
-    return offsets - offsets[0]
+    offsets: Ints = lists.offsets.to_numpy().astype(np.int64)
+    return offsets - int(offsets[0])
 
 
 def _values(lists: pa.ListArray) -> pa.Array:

@@ -646,4 +646,3 @@ def _as_floats(values: Any) -> tuple[npt.NDArray[np.float64] | None, bool]:
     if all(x is not None for x in numbers):
         return np.array(numbers, np.float64), False
     return None, False
-

@@ -171,7 +171,14 @@ TRACE = Record(
         _f("renderer", _str, "renderer settings as JSON; null means unknown", _RT),
         # per turn
         _f("turn_weight_version", _str, "weight version that produced the turn", _ENGINE, shape="turn"),
-        _f("turn_cached_tokens", _i32, "prompt tokens found in the engine's cache", _ENGINE, unit="tokens", shape="turn"),
+        _f(
+            "turn_cached_tokens",
+            _i32,
+            "prompt tokens found in the engine's cache",
+            _ENGINE,
+            unit="tokens",
+            shape="turn",
+        ),
         _f("turn_latency", _f64, "end-to-end latency of the request", _ENGINE, unit="s", shape="turn"),
         _f("turn_engine", _str, "request id the engine gave", _ENGINE, shape="turn"),
         _f("turn_finish_reason", _str, "finish reason in the engine's words", _ENGINE, shape="turn"),
@@ -180,7 +187,9 @@ TRACE = Record(
         _f("token_ids", _i32, "token ids", _VF, shape="token"),
         _f("sampled", _bool, "whether the model sampled the token", _VF, shape="token"),
         _f("is_content", _bool, "message body (true) or template (false); null where unknown", _VF, shape="token"),
-        _f("logprobs", pa.float32(), "log-prob when sampled; null where there is none", _VF, unit="nats", shape="token"),
+        _f(
+            "logprobs", pa.float32(), "log-prob when sampled; null where there is none", _VF, unit="nats", shape="token"
+        ),
         _f("logprob_decimals", _i32, "decimals the release rounded log-probs to; null where it did not", _RT),
         # per node
         _f("node_parent", _i32, "index of the parent node; null for a root", _VF, shape="node"),

@@ -160,7 +160,7 @@ def _plain_object(value: Any, path: str, problems: list[str], above: tuple[int, 
         return plain(fields, path, problems, above)
     if hasattr(value, "value") and hasattr(value, "name"):  # an enum member
         return plain(value.value, path, problems, above)
-    if type(value).__str__ is not object.__str__:
+    if getattr(type(value), "__str__", None) is not object.__str__:
         problems.append(f"{path}: a {type(value).__qualname__} was kept as its text")
         return str(value)
     problems.append(f"{path}: a {type(value).__qualname__} cannot be written as JSON and was left out")

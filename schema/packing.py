@@ -72,7 +72,8 @@ def float32_exact(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float
 
 def restore_decimals(values: npt.NDArray[np.float32], decimals: int) -> npt.NDArray[np.float64]:
     """Doubles that had been rounded to `decimals` before they became float32."""
-    return np.round(values.astype(np.float64), decimals)
+    wide: npt.NDArray[np.float64] = values.astype(np.float64)
+    return wide.round(decimals)
 
 
 def decimals_of(values: npt.NDArray[np.float64], small: npt.NDArray[np.float32]) -> int | None:

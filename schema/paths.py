@@ -42,7 +42,9 @@ def check_name(name: str, what: str) -> str:
     Letters, digits, - and _ only: a `key=value` folder would override a column of that name in SQL. Raises BadInput.
     """
     if not _NAME.fullmatch(name):
-        raise BadInput(f"{what} {name!r}: expected 1 to 64 letters, digits, '-' or '_', beginning with a letter or digit.")
+        raise BadInput(
+            f"{what} {name!r}: expected 1 to 64 letters, digits, '-' or '_', beginning with a letter or digit."
+        )
     return name
 
 

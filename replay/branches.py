@@ -41,10 +41,7 @@ def path_to(leaf: int, parents: Sequence[int]) -> tuple[int, ...]:
 
 def superseded(parents: Sequence[int], sampled: Sequence[bool]) -> set[int]:
     """Sampled leaves with a later sampled sibling under the same parent."""
-    last: dict[int, int] = {}
-    for node, parent in enumerate(parents):
-        if sampled[node]:
-            last[parent] = node
+    last = {parent: node for node, parent in enumerate(parents) if sampled[node]}
     return {leaf for leaf in leaves(parents) if sampled[leaf] and last[parents[leaf]] > leaf}
 
 

@@ -119,7 +119,7 @@ class _Nodes:
         return [self._node(i, n) for i, n in enumerate(self.row["node_tokens"])]
 
     def _node(self, i: int, n: int) -> dict[str, Any]:
-        lists = self._lists(i, n)
+        lists = self._lists(n)
         kept = self.kept.get(str(i), {})
         if self.keys is None:
             keys, message_keys = self.layout.node, self.layout.message_keys(self.row["node_role"][i])
@@ -161,7 +161,7 @@ class _Nodes:
         usage = {key: self.row[column][i] for key, column in _USAGE.items()}
         return None if usage["prompt_tokens"] is None else usage
 
-    def _lists(self, i: int, n: int) -> dict[str, list[Any]]:
+    def _lists(self, n: int) -> dict[str, list[Any]]:
         part = slice(self.start, self.start + n)
         self.start += n
         body, body_known = _values(self.tokens["is_content"][part])

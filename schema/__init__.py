@@ -12,8 +12,9 @@ from rolltape.schema.errors import (
     UnsupportedVersion,
 )
 from rolltape.schema.fields import DISPOSITIONS, GROUP, OUTCOME, RECORDS, ROW, SCHEMA_VERSION, STEP, TRACE
+from rolltape.schema.parquet import read_parquet, write_parquet
 from rolltape.schema.records import Context, Group, Outcome, RewardSum, Step, Turn
-from rolltape.schema.table import encode
+from rolltape.schema.table import encode, with_outcomes
 
 __all__ = [
     "DISPOSITIONS",
@@ -40,5 +41,8 @@ __all__ = [
     "UnsupportedVersion",
     "decode",
     "encode",
+    "read_parquet",
     "to_trace",
+    "with_outcomes",
+    "write_parquet",
 ]

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from rolltape.schema.errors import Damaged
 from rolltape.schema.fields import ROW, SCHEMA_VERSION, check_version
+from rolltape.schema.table import with_outcomes
 
 ROW_GROUP_BYTES = 128 << 20
 """Upper bound of one row group in memory."""
@@ -135,9 +136,9 @@ def _sync_folder(path: Path) -> None:
 
 
 def write_parquet(path: Path, tables: Iterable[pa.Table], metadata: Mapping[str, str] | None = None) -> Written:
-    """Write `tables` (of the row record) as one file, a row group each unless it is larger than ROW_GROUP_BYTES.
+    """Write `tables` as one file, a row group each unless it is larger than ROW_GROUP_BYTES.
 
-    Nothing appears at `path` before everything is written and synced. Returns rows, bytes and sha256.
+    `tables` hold rows (see `with_outcomes`) or traces alone (see `encode`), whose outcomes are then null. Nothing appears at `path` before everything is written and synced. Returns rows, bytes and sha256.
     """
     schema = ROW.arrow.with_metadata(file_metadata(metadata))
     sink = HashingFile(path)
@@ -145,7 +146,7 @@ def write_parquet(path: Path, tables: Iterable[pa.Table], metadata: Mapping[str,
     try:
         with pq.ParquetWriter(sink, schema, **_options(schema)) as writer:
             for table in tables:
-                for batch in _bounded(table):
+                for batch in _bounded(table if "disposition" in table.column_names else with_outcomes(table, [])):
                     writer.write_table(batch.cast(schema), row_group_size=max(1, batch.num_rows))
                     rows += batch.num_rows
         sink.publish()

@@ -135,13 +135,13 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_parquet(path: Path, tables: Iterable[pa.Table], metadata: Mapping[str, str] | None = None) -> Written:
+def write_parquet(path: str | Path, tables: Iterable[pa.Table], metadata: Mapping[str, str] | None = None) -> Written:
     """Write `tables` as one file, a row group each unless it is larger than ROW_GROUP_BYTES.
 
     `tables` hold rows (see `with_outcomes`) or traces alone (see `encode`), whose outcomes are then null. Nothing appears at `path` before everything is written and synced. Returns rows, bytes and sha256.
     """
     schema = ROW.arrow.with_metadata(file_metadata(metadata))
-    sink = HashingFile(path)
+    sink = HashingFile(Path(path))
     rows = 0
     try:
         with pq.ParquetWriter(sink, schema, **_options(schema)) as writer:
@@ -189,7 +189,7 @@ def _bounded(table: pa.Table) -> Iterator[pa.Table]:
         yield table.slice(start, size)
 
 
-def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+def read_parquet(path: str | Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a file of a run, verifying its page checksums.
 
     Raises UnsupportedVersion for a newer major schema and Damaged where bytes are not what was written.
@@ -198,7 +198,7 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     return pa.concat_tables(tables) if tables else _projected(path, columns)
 
 
-def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+def read_batches(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """The row groups of a file, one table each."""
     file = open_parquet(path)
     wanted = None if columns is None else [c for c in columns if c in file.schema_arrow.names]
@@ -212,13 +212,13 @@ def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[p
             ) from error
 
 
-def _projected(path: Path, columns: Sequence[str] | None) -> pa.Table:
+def _projected(path: str | Path, columns: Sequence[str] | None) -> pa.Table:
     schema = open_parquet(path).schema_arrow
     names = schema.names if columns is None else [c for c in columns if c in schema.names]
     return pa.schema([schema.field(n) for n in names]).empty_table()
 
 
-def open_parquet(path: Path) -> pq.ParquetFile:
+def open_parquet(path: str | Path) -> pq.ParquetFile:
     """Open a file of a run for verified reading."""
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True, memory_map=False)

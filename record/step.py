@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rolltape.record.episode import GroupRun, StepPlace, Try
 from rolltape.record.options import LiveOptions
@@ -76,8 +75,7 @@ async def close_step(
     fates = _fates(runs, place.split)
     made = None
     if place.split == "train":
-        table = recorder.rows(place.split, place.step, place.eval_name)
-        made = await asyncio.to_thread(_convert, table, groups, fates, record, options)
+        made = await asyncio.to_thread(_convert, recorder, groups, fates, record, options)
         record, groups, fates = made.record, made.groups, made.fates
         counters.next_sample_index = record.next_sample_index or 0
     outcomes = outcomes_of(fates)
@@ -119,9 +117,10 @@ class _Made:
 
 
 def _convert(
-    table: Any, groups: Sequence[Group], fates: Mapping[str, Fate], record: Step, options: LiveOptions
+    recorder: Recorder, groups: Sequence[Group], fates: Mapping[str, Fate], record: Step, options: LiveOptions
 ) -> _Made:
     """Convert, hand over, and take both digests. A step that fails a check under `strict` is kept, to be looked at."""
+    table = recorder.rows(record.split, record.step, record.eval_name)
     how, failed = ConvertOptions(**options.conversion()), None
     start = record.next_sample_index or 0
     try:

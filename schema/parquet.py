@@ -138,7 +138,8 @@ def _sync_folder(path: Path) -> None:
 def write_parquet(path: str | Path, tables: Iterable[pa.Table], metadata: Mapping[str, str] | None = None) -> Written:
     """Write `tables` as one file, a row group each unless it is larger than ROW_GROUP_BYTES.
 
-    `tables` hold rows (see `with_outcomes`) or traces alone (see `encode`), whose outcomes are then null. Nothing appears at `path` before everything is written and synced. Returns rows, bytes and sha256.
+    `tables` hold rows (see `with_outcomes`) or traces alone (see `encode`), whose outcomes are then null. Nothing appears at
+    `path` before everything is written and synced. Returns rows, bytes and sha256.
     """
     schema = ROW.arrow.with_metadata(file_metadata(metadata))
     sink = HashingFile(Path(path))

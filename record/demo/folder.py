@@ -27,47 +27,48 @@ seed = {seed}
 id = "{taskset}"
 """
 
-RUN_ENTRIES = frozenset({"run.json", "attempts", "traces", "commits", "journal", "annotations", "demo"})
-"""What a demo run's folder may hold. Anything else is somebody else's, and the folder stays."""
+RUN_ENTRIES = frozenset({"run.json", "attempts", "traces", "commits", "journal", "annotations"})
+"""What a run's folder may hold. Anything else is somebody else's, and the folder stays."""
 
 
 @dataclass(frozen=True)
 class DemoFolder:
-    """Paths in the folder of a demo run."""
+    """Paths of a demo run: the run itself, and beside it a folder with what it was made from."""
 
     run: Path
 
     @property
-    def own(self) -> Path:
-        """Folder with the demo's own files."""
-        return self.run / "demo"
+    def setup(self) -> Path:
+        """Folder of the demo's own files."""
+        return self.run.with_name(f"{self.run.name}-setup")
 
     @property
     def environment(self) -> Path:
         """EnvConfig as TOML."""
-        return self.own / "env.toml"
+        return self.setup / "env.toml"
 
     @property
     def expectation(self) -> Path:
         """What `rolltape verify --expect` reads."""
-        return self.own / "expect.toml"
+        return self.setup / "expect.toml"
 
     @property
     def tokenizer(self) -> Path:
         """Folder of the tokenizer."""
-        return self.own / "tokenizer"
+        return self.setup / "tokenizer"
 
     def prepare(self, *, seed: int, overwrite: bool) -> None:
-        """Make the folder and the demo's own files.
+        """Make room for the run and write the demo's own files.
 
         Raises:
             RunConflict: There is something already, and `overwrite` is not set or it is no demo run.
             BadInput: The path is a file, or cannot be written.
         """
         try:
+            self._refuse_foreign_setup()
             if self._occupied():
                 self._remove(overwrite)
-            self.own.mkdir(parents=True, exist_ok=True)
+            self.setup.mkdir(parents=True, exist_ok=True)
             self.environment.write_text(ENVIRONMENT.format(mark=MARK, taskset=TASKSET, seed=seed), encoding="utf-8")
             self.expectation.write_text(EXPECTATION.format(mark=MARK), encoding="utf-8")
             write_tokenizer(self.tokenizer)
@@ -75,6 +76,14 @@ class DemoFolder:
             raise
         except OSError as error:
             raise BadInput(f"{self.run} cannot be written: {error.strerror or error}. Choose another --run.") from error
+
+    def _refuse_foreign_setup(self) -> None:
+        """The setup folder is written over where the demo made it, and never removed."""
+        if not self.setup.exists():
+            return
+        made_here = self.environment.is_file() and self.environment.read_text(encoding="utf-8").startswith(MARK)
+        if not made_here and (not self.setup.is_dir() or any(self.setup.iterdir())):
+            raise RunConflict(f"{self.setup} is not the demo's, so it stays as it is. Choose another --run.")
 
     def _occupied(self) -> bool:
         if self.run.exists() and not self.run.is_dir():
@@ -98,17 +107,9 @@ class DemoFolder:
         others = sorted(entry.name for entry in self.run.iterdir() if entry.name not in RUN_ENTRIES)
         if others:
             return f"it holds {others[0]}"
-        if not self.environment.is_file() or not self.environment.read_text(encoding="utf-8").startswith(MARK):
-            return f"it has no {self.environment.relative_to(self.run)} of a demo"
-        return self._other_run()
-
-    def _other_run(self) -> str | None:
-        """Whether run.json names another taskset."""
-        file = self.run / "run.json"
-        if not file.exists():
-            return None
         try:
-            named = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
-            return "its run.json is no JSON"
-        return None if TASKSET in json.dumps(named) else "its run.json names another taskset"
+            identity = json.loads((self.run / "run.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return "it has no readable run.json"
+        taskset = identity.get("taskset") if isinstance(identity, dict) else None
+        return None if taskset == TASKSET else f"its run.json names the taskset {taskset}"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 
 from pydantic import Field
-from rolltape.record.demo.problems import FOLLOW_UP, SYSTEM_PROMPT, make_problem, read_answer
 from verifiers.v1 import Task, TaskData, Taskset, TasksetConfig, Trace
 from verifiers.v1.decorators import group_reward, metric, reward
+
+from rolltape.record.demo.problems import FOLLOW_UP, SYSTEM_PROMPT, make_problem, read_answer
 
 KINDS = ("boxes", "bags", "walk", "boxes", "boxes", "torn", "walk", "bags", "boxes", "walk", "count", "bags")
 """Kinds of the tasks in order, from the beginning again after the last. `torn` is a `boxes` problem that cannot be
 finalised: its rollouts end in an error. `count` asks for more than a short reply can hold: it is cut off."""
 
 
-class StallConfig(TasksetConfig):  # type: ignore[misc]
+class StallConfig(TasksetConfig):
     """Settings under `[taskset]`."""
 
     seed: int = 0
@@ -23,7 +24,7 @@ class StallConfig(TasksetConfig):  # type: ignore[misc]
     """Number of tasks."""
 
 
-class StallData(TaskData):  # type: ignore[misc]
+class StallData(TaskData):
     """One task: two questions with their answers."""
 
     kind: str
@@ -34,7 +35,7 @@ class StallData(TaskData):  # type: ignore[misc]
     follow_up_answer: str
 
 
-class StallTask(Task[StallData]):  # type: ignore[misc]
+class StallTask(Task[StallData]):
     """Scores a conversation of two answers."""
 
     async def finalize(self, trace: Trace) -> None:  # noqa: ARG002
@@ -84,7 +85,7 @@ class StallTask(Task[StallData]):  # type: ignore[misc]
         ]
 
 
-class StallTaskset(Taskset[StallTask, StallConfig]):  # type: ignore[misc]
+class StallTaskset(Taskset[StallTask, StallConfig]):
     """The tasks, the same for equal seeds."""
 
     def load(self) -> list[StallTask]:

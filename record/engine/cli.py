@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from rolltape.record.engine.faults import Fault, Faults
-from rolltape.schema.errors import RolltapeError
 
 if TYPE_CHECKING:
     from rolltape.record.engine.server import DemoEngine
@@ -46,14 +46,10 @@ def engine(
 
     if write_tokenizer is not None:
         tokenizer = made.write_tokenizer(write_tokenizer)
+    faults = Faults.of(fault or [], latency=latency, jitter=jitter, seed=seed)
+    server = DemoEngine(tokenizer_dir=tokenizer, seed=seed, faults=faults, host=host, port=port, policy=DemoPolicy())
     try:
-        faults = Faults.of(fault or [], latency=latency, jitter=jitter, seed=seed)
-        server = DemoEngine(
-            tokenizer_dir=tokenizer, seed=seed, faults=faults, host=host, port=port, policy=DemoPolicy()
-        )
         asyncio.run(_serve(server))
-    except RolltapeError as error:
-        raise typer.BadParameter(str(error)) from error
     except OSError as error:
         typer.echo(f"{host}:{port} cannot be listened on: {error.strerror or error}. Choose another --port.", err=True)
         raise typer.Exit(2) from error

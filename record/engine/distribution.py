@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+
 from rolltape.record.engine.vocabulary import Vocabulary
 
 Probs = npt.NDArray[np.float64]

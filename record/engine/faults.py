@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
+
 from rolltape.record.engine.reply import Reply
 from rolltape.schema.errors import BadInput
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from rolltape.record.engine.distribution import (
     Probs,
     Table,

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 import numpy as np
 import numpy.typing as npt
+
 from rolltape.record.engine.vocabulary import Ids
 
 HEAD = 32

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from rolltape.record.engine.vocabulary import Ids
 from rolltape.schema.errors import BadInput
 

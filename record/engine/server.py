@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
+
 from rolltape.record.engine.distribution import entry
 from rolltape.record.engine.faults import Fault, Faults, abort_reason, spoil
 from rolltape.record.engine.model import Sampled, ToyModel

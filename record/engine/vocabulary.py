@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from rolltape.record.engine.tokenizer import build_tokenizer, byte_alphabet
 from rolltape.schema.errors import BadInput
 

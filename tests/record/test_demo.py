@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rolltape.record.demo.calculator import calculator
 from rolltape.record.demo.policy import DemoPolicy
 from rolltape.record.demo.problems import (
@@ -23,14 +24,15 @@ CONFIG = {"taskset": {"id": "rolltape.record.demo"}, "harness": {"id": "rolltape
 
 async def play(folder: Path, *, seed: int, thinking: bool = False, only: int | None = None) -> list[list[Any]]:
     """The groups of four traces of every task."""
+    from transformers import AutoTokenizer  # noqa: F401
+    from verifiers.v1.clients import ModelContext
+    from verifiers.v1.types import SamplingConfig
+
     from rolltape.record.client import RendererSettings, RolloutClient
     from rolltape.record.config import env_config, load_environment, load_tasks
     from rolltape.record.inprocess.harness import close_client
     from rolltape.record.sampling import Limits
     from rolltape.record.transport import SGLangTransport
-    from transformers import AutoTokenizer  # noqa: F401
-    from verifiers.v1.clients import ModelContext
-    from verifiers.v1.types import SamplingConfig
 
     config = env_config({**CONFIG, "taskset": {"id": "rolltape.record.demo", "seed": seed}})
     environment = load_environment(config)

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+
 from rolltape.record.engine import DemoEngine, Vocabulary
 
 PROMPT = "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"

@@ -10,12 +10,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-PROGRAM = "import typer; from rolltape.record.engine.cli import engine; a = typer.Typer(); a.command()(engine); a()"
-
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-u", "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-u", "-m", "rolltape.replay.cli", "engine", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from rolltape.record.engine import DemoEngine, Fault, Faults
 from rolltape.schema.errors import BadInput
 

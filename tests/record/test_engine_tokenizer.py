@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rolltape.record.engine import Vocabulary, write_tokenizer
 from rolltape.record.engine.tokenizer import MARKUP_TOKENS, SPECIAL_TOKENS
 from rolltape.schema.errors import BadInput

@@ -30,7 +30,7 @@ import pyarrow as pa
 from rolltape.replay.branches import Branch, sibling_branches
 from rolltape.replay.checks import check_view
 from rolltape.replay.findings import Finding
-from rolltape.replay.groups import Member, check_group, members, needed_size, repeated
+from rolltape.replay.groups import Member, Shared, check_group, members, needed_size, repeated
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.sample import Sample, Status
 from rolltape.replay.view import View, views
@@ -72,13 +72,14 @@ def convert(
         findings.extend(f for f in check_view(view, options) if f.trace_id in wanted)
         rows.update(_Rows(view, options).by_id())
     bad = {f.trace_id: f for f in reversed(findings) if f.severity == "error"}
-    known = members(traces)
+    known, shared = members(traces), Shared.among(groups)
     result = Conversion([], findings, {})
     for group in groups:
         group = group if group.first_sample_index is not None else replace(group, first_sample_index=start)
-        found = [f for f in check_group(group, known, options) if f.trace_id not in bad]
+        found = [f for f in check_group(group, known, options, shared) if f.trace_id not in bad]
         findings.extend(found)
-        samples = _group(group, rows, bad, found, options, result.dropped)
+        worse = {f.trace_id: f for f in found if f.severity == "error" and f.trace_id is not None}
+        samples = _group(group, rows, {**bad, **worse} if worse else bad, found, options, result.dropped)
         result.records.append(group)
         start = max(start, (group.first_sample_index or 0) + sum(map(len, samples)))
         if samples:
@@ -97,18 +98,25 @@ def _group(
 ) -> list[list[Sample]]:
     """Samples of a group, a list a rollout; empty where the group cannot be trained, with the reasons in `dropped`."""
     lost = {t: why for t in group.trace_ids if (why := _unsound(t, rows, bad))}
-    sound = [t for t in group.trace_ids if t not in lost]
-    dropped.update(lost)
     group_error = next((f for f in found if f.severity == "error" and f.trace_id is None), None)
     if options.strict:
         _raise(next((bad[t] for t in group.trace_ids if lost.get(t, ("",))[0] == "failed_check"), group_error))
     needed = needed_size(group, options)
-    if group_error is None and sound and len(sound) >= needed:
-        return _number(group, [rows[t].samples() for t in sound], options)
+    sound = [t for t in group.trace_ids if t not in lost]
+    enough = group_error is None and len(sound) >= max(1, needed)
+    made = {t: rows[t].samples() for t in sound} if enough else {}
+    lost.update((t, ("empty", _NOTHING_LEFT)) for t, samples in made.items() if not samples)
+    sound = [t for t in sound if t not in lost]
+    dropped.update(lost)
+    if enough and len(sound) >= max(1, needed):
+        return _number(group, [made[t] for t in sound], options)
     reason = group_error.message if group_error else _short(group, lost, needed)
-    disposition = "failed_check" if group_error else "incomplete_group"
-    dropped.update((t, (disposition, reason)) for t in sound)
+    short = group_error is None or group_error.code == "group_size"
+    dropped.update((t, ("incomplete_group" if short else "failed_check", reason)) for t in sound)
     return []
+
+
+_NOTHING_LEFT = "no branch has a token to train: its replies were asked for again, and the last answers are empty"
 
 
 def _unsound(trace: str, rows: Mapping[str, _Row], bad: Mapping[str | None, Finding]) -> tuple[str, str] | None:

@@ -56,21 +56,40 @@ def repeated(table: pa.Table) -> list[Finding]:
 
 def check_groups(table: pa.Table, groups: Sequence[Group], options: ConvertOptions) -> list[Finding]:
     """Findings of `groups` over the traces of `table`, in the order of the groups."""
-    known = members(table)
-    owners: dict[str, int] = {}
-    findings = repeated(table)
-    for group in groups:
-        findings.extend(check_group(group, known, options))
-        for trace in group.trace_ids:
-            other = owners.setdefault(trace, group.group_index)
-            if other != group.group_index:
-                message = f"the trace is in group {other} as well"
-                findings.append(_finding(group, "trace_in_two_groups", message, trace_id=trace, found=other))
-    return findings
+    known, shared = members(table), Shared.among(groups)
+    return [*repeated(table), *(f for group in groups for f in check_group(group, known, options, shared))]
 
 
-def check_group(group: Group, known: Mapping[str, Member], options: ConvertOptions) -> Iterator[Finding]:
-    """Findings of one group."""
+@dataclass(frozen=True)
+class Shared:
+    """What several group records claim, and only one may."""
+
+    traces: Mapping[str, list[int]]
+    """Indices of the groups that hold a trace, where it is more than one."""
+    indices: frozenset[int]
+    """Group indices that stand on several records: a trainer would take them for one group."""
+
+    @classmethod
+    def among(cls, groups: Sequence[Group]) -> Shared:
+        """What is shared among `groups`."""
+        owners: dict[str, list[int]] = {}
+        for group in groups:
+            for trace in dict.fromkeys(group.trace_ids):
+                owners.setdefault(trace, []).append(group.group_index)
+        counts = Counter(group.group_index for group in groups)
+        return cls(
+            {trace: found for trace, found in owners.items() if len(found) > 1},
+            frozenset(index for index, n in counts.items() if n > 1),
+        )
+
+
+def check_group(
+    group: Group, known: Mapping[str, Member], options: ConvertOptions, shared: Shared
+) -> Iterator[Finding]:
+    """Findings of one group; `shared` is what it has in common with others."""
+    if group.group_index in shared.indices:
+        message = f"several groups have the index {group.group_index}, and a trainer would compare their rewards"
+        yield _finding(group, "group_twice", message, found=group.group_index)
     for trace, n in Counter(group.trace_ids).items():
         if n > 1:
             yield _finding(group, "trace_twice", f"the group holds the trace {n} times", trace_id=trace, found=n)
@@ -78,6 +97,9 @@ def check_group(group: Group, known: Mapping[str, Member], options: ConvertOptio
         if trace not in known:
             message = "the group holds a trace that is not among the rows; was a file of the run lost?"
             yield _finding(group, "trace_missing", message, trace_id=trace)
+        if others := shared.traces.get(trace):
+            message = f"the trace is in groups {others}; expected one"
+            yield _finding(group, "trace_in_two_groups", message, trace_id=trace, expected=1, found=others)
     present = [known[t] for t in group.trace_ids if t in known]
     yield from _size(group, options)
     tasks = list(dict.fromkeys(m.task for m in present))
@@ -98,6 +120,9 @@ def _size(group: Group, options: ConvertOptions) -> Iterator[Finding]:
     if size < least or size > group.expected_size:
         message = f"{size} traces where {group.expected_size} rollouts were asked for"
         yield _finding(group, "group_size", message, expected=group.expected_size, found=size)
+    elif size < group.expected_size:
+        message = f"{size} traces where {group.expected_size} rollouts were asked for; min_group_size lets it go on"
+        yield _finding(group, "group_size", message, severity="warning", expected=group.expected_size, found=size)
 
 
 def needed_size(group: Group, options: ConvertOptions) -> int:

@@ -358,8 +358,8 @@ def _traces(view: View, options: ConvertOptions) -> Found:
     sampled = np.bincount(view.node_row, weights=view.node_sampled_tokens, minlength=view.n).astype(np.int64)
     problems = view.pylist("problems")
     for row in range(view.n):
-        yield from _branches(view, row, columns["num_branches"][row], options)
         failed = bool(columns["error_types"][row])
+        yield from _branches(view, row, columns["num_branches"][row], failed, options)
         if not sampled[row] and not failed:
             nodes = int(view.node_starts[row + 1] - view.node_starts[row])
             yield finding(
@@ -388,7 +388,7 @@ def _traces(view: View, options: ConvertOptions) -> Found:
     yield from _roots(view)
 
 
-def _branches(view: View, row: int, count: int, options: ConvertOptions) -> Found:
+def _branches(view: View, row: int, count: int, failed: bool, options: ConvertOptions) -> Found:
     if count > 1 and options.branch_policy == "reject":
         where = fork_of(view, row)
         yield finding(
@@ -401,7 +401,7 @@ def _branches(view: View, row: int, count: int, options: ConvertOptions) -> Foun
             found=count,
         )
     wanted = options.expect.branches
-    if wanted is not None and count != wanted:
+    if wanted is not None and not failed and count != wanted:
         yield finding(
             view, row, "expected_branches", f"{count} branches; {wanted} are expected", expected=wanted, found=count
         )

@@ -78,8 +78,8 @@ def convert(
         group = group if group.first_sample_index is not None else replace(group, first_sample_index=start)
         found = [f for f in check_group(group, known, options, shared) if f.trace_id not in bad]
         findings.extend(found)
-        worse = {f.trace_id: f for f in found if f.severity == "error" and f.trace_id is not None}
-        samples = _group(group, rows, {**bad, **worse} if worse else bad, found, options, result.dropped)
+        bad.update((f.trace_id, f) for f in found if f.severity == "error" and f.trace_id is not None)
+        samples = _group(group, rows, bad, found, options, result.dropped)
         result.records.append(group)
         start = max(start, (group.first_sample_index or 0) + sum(map(len, samples)))
         if samples:

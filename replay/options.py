@@ -19,7 +19,7 @@ class Expectations:
     """What the user knows of a run beforehand. None or an empty mapping means nothing is expected."""
 
     branches: int | None = None
-    """Branches of every trace."""
+    """Branches of every trace that ended without an error."""
     group_size: int | None = None
     """Traces in every group."""
     group_reward_sum: Mapping[str, float] = field(default_factory=dict)

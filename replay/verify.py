@@ -1,7 +1,8 @@
 """Verifying a run: are the bytes the ones that were written, do the rows add up, do they still convert to the same Samples?
 
-Findings about a trace that was not emitted are not counted again: its disposition says what became of it, and the rows
-keep why. Where a run has no dispositions (it was imported), every finding counts.
+Findings about a trace that was not emitted are not counted again, nor those of a group none of whose traces was: their
+dispositions say what became of them, and the rows keep why. Of an evaluation, which trains nothing, only what is wrong with
+the recording counts. Where a run has no dispositions (it was imported), every finding counts.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from rolltape.schema.fields import OUTCOME
 from rolltape.schema.paths import Part, part_of
 
 _COLUMNS = [*COLUMNS, *OUTCOME.arrow.names, "extra"]
+_OF_TRAINING = ("branches", "no_trainable_token", "no_tokens", "image", "group_size")
+"""Findings that say a trace or group cannot be trained, not that it was recorded wrongly."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def verify(
     newest = run.newest({c.part for c in commits} | broken)
     traces = tokens = digests = 0
     counts: Counter[str] = Counter()
-    seen: dict[str, int] = {}
+    seen: dict[Any, Part] = {}
     for i, commit in enumerate(commits):
         part = _Part(run, commit, expect or Expectations())
         findings += part.check(commit.part in newest)
@@ -140,13 +143,23 @@ class _Part:
         except (RolltapeError, TypeError) as error:
             yield self._finding("convert", str(error))
             return
-        said = zip(table.column("trace_id").to_pylist(), table.column("disposition").to_pylist(), strict=True)
-        settled = {t for t, d in said if d not in (None, "emitted", "eval")}
-        yield from (f for f in conversion.findings if f.trace_id not in settled)
+        yield from self._unsettled(table, conversion.findings)
         if self.expect != Expectations():
+            final = {None, *(t for group in self.commit.groups for t in group.trace_ids)}
             found = check(table, replace(options, expect=self.expect), self.commit.groups)
-            yield from (f for f in found if f.code.startswith("expected_"))
+            yield from (f for f in found if f.code.startswith("expected_") and f.trace_id in final)
         yield from self._digests(table, conversion)
+
+    def _unsettled(self, table: pa.Table, findings: Sequence[Finding]) -> Iterator[Finding]:
+        """Those of `findings` that no disposition has settled."""
+        said = zip(table.column("trace_id").to_pylist(), table.column("disposition").to_pylist(), strict=True)
+        traces = {t for t, d in said if d not in (None, "emitted", "eval")}
+        groups = {g.group_index for g in self.commit.groups if traces.issuperset(g.trace_ids)}
+        trains = self.commit.part.split == "train"
+        for found in findings:
+            settled = found.trace_id in traces if found.trace_id is not None else found.group_index in groups
+            if not settled and (trains or found.code not in _OF_TRAINING):
+                yield found
 
     def _digests(self, table: pa.Table, conversion: Conversion) -> Iterator[Finding]:
         step = self.commit.step
@@ -186,12 +199,21 @@ def _check_file(path: Path, commit: Commit) -> None:
         )
 
 
-def _twice(part: _Part, seen: dict[str, int]) -> Iterator[Finding]:
-    """Traces that stand in two parts of the newest steps."""
+def _twice(part: _Part, seen: dict[Any, Part]) -> Iterator[Finding]:
+    """Traces that stand in two parts of the newest steps, and group indices of a split that do."""
+    place = part.commit.part
     for trace in part.trace_ids:
-        step = seen.setdefault(trace, part.commit.part.step)
-        if step != part.commit.part.step:
-            yield part._finding("trace_twice", f"the trace is in step {step} as well", trace_id=trace)
+        other = seen.setdefault(trace, place)
+        if other != place:
+            message = f"the trace is in step {other.step} of {other.split!r} (writer {other.writer!r}) as well"
+            yield part._finding("trace_twice", message, trace_id=trace, expected=1, found=2)
+    for group in part.commit.groups:
+        other = seen.setdefault((place.split, group.group_index), place)
+        if other != place:
+            message = (
+                f"group index {group.group_index} is that of a group in step {other.step} (writer {other.writer!r}) too"
+            )
+            yield part._finding("group_twice", message, group_index=group.group_index)
 
 
 def _missing_steps(newest: set[Part]) -> list[Finding]:

@@ -45,6 +45,15 @@ def superseded(parents: Sequence[int], sampled: Sequence[bool]) -> set[int]:
     return {leaf for leaf in leaves(parents) if sampled[leaf] and last[parents[leaf]] > leaf}
 
 
+def asked_again(parents: Sequence[int], sampled: Sequence[bool]) -> dict[int, list[int]]:
+    """Sampled children of each node that has several: replies to one and the same conversation."""
+    replies: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        if sampled[node]:
+            replies.setdefault(parent, []).append(node)
+    return {parent: nodes for parent, nodes in replies.items() if len(nodes) > 1}
+
+
 def sibling_branches(parents: Sequence[int], sampled: Sequence[bool], sampled_tokens: Sequence[int]) -> list[Branch]:
     """The branches that become Samples under the policy `siblings`."""
     dropped = superseded(parents, sampled)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rolltape.replay.branches import leaves, path_to
+from rolltape.replay.branches import asked_again, leaves, path_to, superseded
 from rolltape.replay.findings import Finding
 from rolltape.replay.groups import check_groups
 from rolltape.replay.options import ConvertOptions
@@ -50,7 +50,19 @@ def check(
 def check_view(view: View, options: ConvertOptions) -> list[Finding]:
     """Findings of the nodes and traces of one view, in row order."""
     found: list[tuple[int, Finding]] = []
-    for part in (_counts, _parents, _logprobs, _ids, _sampled_places, _usage, _texts, _clock, _aborts, _traces):
+    for part in (
+        _counts,
+        _parents,
+        _logprobs,
+        _ids,
+        _sampled_places,
+        _usage,
+        _texts,
+        _clock,
+        _aborts,
+        _asked_again,
+        _traces,
+    ):
         found.extend(part(view, options))
     found.sort(key=lambda item: item[0])
     return [finding for _, finding in found]
@@ -276,8 +288,7 @@ def _prompt_lengths(view: View) -> Found:
             row,
             "prompt_length",
             f"node {index} follows {before[node]} recorded tokens, but the engine was given {told[node]}; the recorded "
-            "tokens are not the ones it saw",
-            severity="warning",
+            "tokens are not the ones it saw, so the log-probs belong to another text",
             node=index,
             expected=int(told[node]),
             found=int(before[node]),
@@ -317,14 +328,14 @@ def _texts(view: View, _: ConvertOptions) -> Found:
     if parts.null_count == len(parts):
         return
     for node in np.flatnonzero(parts.is_valid().to_numpy(zero_copy_only=False)):
-        if any(isinstance(p, dict) and p.get("type") == "image_url" for p in json.loads(parts[int(node)].as_py())):
+        if any(isinstance(p, dict) and p.get("type") != "text" for p in json.loads(parts[int(node)].as_py())):
             row, index = _at(view, int(node))
             yield finding(
                 view,
                 row,
                 "image",
-                f"node {index} holds an image; its tokens cannot be trained without its pixels, which Samples here do not "
-                "carry",
+                f"node {index} holds an image, or other content that is no text; its tokens cannot be trained without it, "
+                "and Samples here do not carry it",
                 node=index,
             )
 
@@ -405,6 +416,31 @@ def _branches(view: View, row: int, count: int, failed: bool, options: ConvertOp
         yield finding(
             view, row, "expected_branches", f"{count} branches; {wanted} are expected", expected=wanted, found=count
         )
+
+
+def _asked_again(view: View, options: ConvertOptions) -> Found:
+    """Conversations that were answered more than once: no trace says which answer the harness went by."""
+    if options.branch_policy != "siblings":
+        return
+    for row in np.flatnonzero(~view.linear).tolist():
+        span = slice(view.node_starts[row], view.node_starts[row + 1])
+        parents, sampled = view.parents[span].tolist(), view.node_sampled[span].tolist()
+        if any(p >= i for i, p in enumerate(parents)):
+            continue
+        dropped = superseded(parents, sampled)
+        for replies in asked_again(parents, sampled).values():
+            kept = [n for n in replies if n not in dropped]
+            yield finding(
+                view,
+                row,
+                "asked_again",
+                f"nodes {replies} answer the same conversation; {kept} are trained, each with the trace's one reward, and "
+                f"{[n for n in replies if n in dropped]} are left out as superseded",
+                severity="warning",
+                node=replies[0],
+                expected=1,
+                found=len(replies),
+            )
 
 
 def fork_of(view: View, row: int) -> int | None:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rolltape.replay.branches import Branch, sibling_branches
@@ -223,8 +224,7 @@ class _Rows:
         places = np.flatnonzero(view.sampled)
         first = np.searchsorted(places, view.token_starts[:-1])
         self.first = np.append(places, len(view.sampled))[first].tolist()
-        self.prompt_tokens, has_prompt = view.node_numbers("node_prompt_tokens")
-        self.prompt_tokens = np.where(has_prompt, self.prompt_tokens, 0)
+        self.prompt_tokens = _filled(view, "node_prompt_tokens") + _filled(view, "node_cached_tokens")
 
     task_prompt: list[str | None]
     task_prompt_is_json: list[bool | None]
@@ -283,7 +283,7 @@ class _Rows:
         """The field mapping."""
         turns = [n for n in nodes if self.view.node_sampled[n]]
         return Sample(
-            prompt=_parsed(self.task_prompt[i], self.task_prompt_is_json[i], ""),
+            prompt=_prompt(_parsed(self.task_prompt[i], self.task_prompt_is_json[i], "")),
             tokens=tokens,
             response=self._text(turns[-1]) if turns else "",
             response_length=len(mask),
@@ -345,6 +345,23 @@ class _Rows:
 
 
 _SPAN = ("generation_start", "generation_end")
+
+
+def _filled(view: View, name: str) -> npt.NDArray[np.int64]:
+    """[N] values of a node column, 0 where there is none."""
+    values, valid = view.node_numbers(name)
+    return np.where(valid, values, 0)
+
+
+def _prompt(value: Any) -> Any:
+    """A prompt as Miles has it: its text, or its messages without the keys that say nothing."""
+    return [_without_nulls(m) for m in value] if isinstance(value, list) else value
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: v if k == "provider_state" else _without_nulls(v) for k, v in value.items() if v is not None}
+    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
 
 
 def _parsed(text: str | None, is_json: bool | None, missing: Any) -> Any:

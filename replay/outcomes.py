@@ -7,6 +7,7 @@ makes the same batch of both.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -100,6 +101,9 @@ def _fits(outcome: Outcome, what: str, found: int, expected: int) -> None:
 def _ordered(groups: list[SampleGroup], batch: Sequence[int]) -> list[SampleGroup]:
     place = {index: i for i, index in enumerate(batch)}
     found = {s.index for g in groups for s in flatten(g)}
+    if len(place) != len(batch):
+        twice = sorted(index for index, n in Counter(batch).items() if n > 1)
+        raise BadInput(f"the step's batch names samples {twice[:5]} more than once; expected each once.")
     if found != set(batch):
         missing, surplus = sorted(set(batch) - found, key=str)[:5], sorted(found - set(batch), key=str)[:5]
         raise BadInput(

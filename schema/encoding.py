@@ -59,6 +59,13 @@ class Row:
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def order(self) -> tuple[int, int, int, str]:
+        """Where the row stands in its file: group, rollout, try, trace id."""
+        v = self.values
+        group = v["group_index"]
+        return -1 if group is None else group, v["rollout_index"] or 0, v["try_number"], v["trace_id"]
+
+    @property
     def nbytes(self) -> int:
         """Roughly the bytes the row takes in memory."""
         text = sum(len(v) for v in self.values.values() if isinstance(v, str))

@@ -306,6 +306,7 @@ DISPOSITIONS = {
     "error": "ended in an error",
     "retried": "was run again; a later try of the rollout counts",
     "cancelled": "was cancelled before it ended",
+    "interrupted": "ended, but its process died before the step did",
     "empty": "holds no trainable token",
     "failed_check": "failed a check",
     "incomplete_group": "is sound, but its group is not",

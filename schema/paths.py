@@ -95,3 +95,11 @@ def part_of(path: Path) -> Part | None:
     """The part that a Parquet or commit file belongs to; None where its name is not one of ours."""
     found = _COMMIT.fullmatch(path.stem)
     return Part(path.parent.name, int(found[1]), int(found[2]), found[3]) if found else None
+
+
+def folder_of(split: str, eval_name: str | None) -> str:
+    """The folder of a split: `train`, `eval`, or `eval-<name>` with what no file name takes replaced."""
+    if eval_name is None:
+        return split
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in eval_name)
+    return f"{split}-{safe}"

@@ -8,11 +8,10 @@ shifted, cut or filled up, and a missing finish reason never counts as "stop".
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 MAX_LOGPROB = 1e-3
 """Above 0 by more than this is no rounding: such a log-prob is refused (the same bound as the checks')."""
@@ -182,15 +181,17 @@ def _check_count(count: object, token_ids: list[int]) -> None:
 def _check_logprobs(logprobs: list[Any]) -> None:
     if not logprobs:
         return
-    plain = all(type(value) is float for value in logprobs)
-    values = np.array(logprobs if plain else [_number(value) for value in logprobs], np.float64)
-    bad = ~(np.isfinite(values) & (values <= MAX_LOGPROB))
-    if bad.any():
-        position = int(np.argmax(bad))
-        raise BadReply(
-            f"The log-prob at position {position} of {len(logprobs)} is {_short(logprobs[position])} "
-            f"({int(bad.sum())} such in the reply); expected a finite number of at most {MAX_LOGPROB:g}."
-        )
+    # Built-ins rather than numpy: numpy lets go of the interpreter lock, and with renderers busy in threads the event
+    # loop would wait for it after every reply.
+    numbers = logprobs if all(type(value) is float for value in logprobs) else [_number(value) for value in logprobs]
+    if all(map(math.isfinite, numbers)) and max(numbers) <= MAX_LOGPROB:
+        return
+    bad = [i for i, value in enumerate(numbers) if not (math.isfinite(value) and value <= MAX_LOGPROB)]
+    position = bad[0]
+    raise BadReply(
+        f"The log-prob at position {position} of {len(logprobs)} is {_short(logprobs[position])} "
+        f"({len(bad)} such in the reply); expected a finite number of at most {MAX_LOGPROB:g}."
+    )
 
 
 def _number(value: object) -> float:

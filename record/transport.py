@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import random
@@ -25,10 +26,11 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
+from verifiers.v1.errors import OverlongPromptError, ProviderError, model_error
+
 from rolltape.record.reply import BadReply, Reply, read_reply
 from rolltape.record.sampling import Limits, SamplingDefaults, engine_params, left_out, rename
 from rolltape.schema.records import Turn
-from verifiers.v1.errors import OverlongPromptError, ProviderError, model_error
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +145,7 @@ class SGLangTransport:
         self.lora_path = lora_path
         self.request_seconds = request_seconds
         self.connections = connections
+        self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         self._sessions: dict[str, _Session] = {}
         self._http: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -238,7 +241,7 @@ class SGLangTransport:
         prompt = list(body["token_ids"])
         params = rename(body.get("sampling_params") or {})
         payload = {
-            "rid": uuid.uuid4().hex,
+            "rid": f"{self._name}-{next(self._numbers)}",
             "input_ids": prompt,
             "sampling_params": engine_params(params, self._room(params, len(prompt), first), self.defaults),
             "return_logprob": True,

@@ -18,8 +18,9 @@ _LIVE = {
     "demo": ("rolltape.record.demo.cli", "demo"),
     "record": ("rolltape.record.cli", "record"),
     "engine": ("rolltape.record.engine.cli", "engine"),
+    "recover": ("rolltape.record.recover_cli", "recover"),
 }
-_ORDER = ("demo", "record", "engine", "import", "verify", "schema")
+_ORDER = ("demo", "record", "engine", "import", "verify", "recover", "schema")
 
 
 class _Commands(TyperGroup):
@@ -39,7 +40,8 @@ class _Commands(TyperGroup):
         try:
             single.command(cmd_name)(getattr(importlib.import_module(module), function))
         except ImportError as error:
-            single.command(cmd_name, help=_missing(cmd_name, error))(_stub(cmd_name, error))
+            anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+            single.command(cmd_name, help=_missing(cmd_name, error), context_settings=anything)(_stub(cmd_name, error))
         command = typer.main.get_command(single)
         command.name = cmd_name
         return command
@@ -126,7 +128,8 @@ def import_command(
 ) -> None:
     """Bring traces that Verifiers wrote into a run. The traces of one task become one group.
 
-    Lines that hold no trace are skipped and named. Exit code: 0 every line imported, 1 some skipped, 2 refused.
+    Lines that hold no trace, or one that came before, are left out and named. Exit code: 0 every line imported, 1 some left
+    out, 2 refused.
     """
     from rolltape.replay.importer import import_file
 
@@ -142,7 +145,7 @@ def import_command(
             out.print(
                 f"line {line} left out: trace {trace} had come before", markup=False, highlight=False, soft_wrap=True
             )
-    raise typer.Exit(1 if done.skipped else 0)
+    raise typer.Exit(1 if done.skipped or done.repeated else 0)
 
 
 @app.command("verify")

@@ -1,0 +1,47 @@
+"""`rolltape recover`: settle what a writer that died left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rolltape.record.recover import Recovered
+from rolltape.replay.console import out, print_json
+
+
+def recover(
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Commit what a killed recording left in its journal, and name what cannot be read.
+
+    Opening a run for recording does the same first. A journal whose writer lives is left alone; nothing is deleted that is
+    not committed elsewhere. Safe to call at any time, and again.
+
+    Exit code: 0 settled, or nothing to settle; 1 something could not be read and is named; 2 refused.
+    """
+    from rolltape.record.recover import recover as settle
+
+    found = settle(run)
+    if as_json:
+        print_json({"path": str(run), **found.to_dict()})
+    else:
+        for line in lines(found):
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(1 if found.faults else 0)
+
+
+def lines(found: Recovered) -> list[str]:
+    """What was found, for people."""
+    result = [f"left alone, its writer lives: {journal}" for journal in found.alive]
+    for part in found.committed:
+        lost = f", {part['lost']} lost" if part["lost"] else ""
+        result.append(f"committed {part['split']} {part['part']}: {part['traces']} traces{lost}")
+    if found.known:
+        result.append(f"{found.known} journaled traces were committed already")
+    result += [f"could not be read: {fault}" for fault in found.faults]
+    result += [f"moved aside, for no journal explains it: {file}" for file in found.discarded]
+    result += [f"removed: {file}" for file in found.removed]
+    return result or ["nothing to settle"]

@@ -16,7 +16,7 @@ from typing import Any
 
 from rolltape.schema.commits import Commit
 from rolltape.schema.encoding import Row, row_of
-from rolltape.schema.errors import BadInput, RunConflict
+from rolltape.schema.errors import BadInput, RolltapeError, RunConflict
 from rolltape.schema.fields import ROW, SCHEMA_VERSION
 from rolltape.schema.parquet import ROW_GROUP_BYTES, put_once, write_parquet
 from rolltape.schema.paths import Part, RunPaths
@@ -99,14 +99,19 @@ def _take(number: int, record: Any, result: Imported, groups: dict[Any, list[Row
     if trace in seen:
         result.repeated.append((number, trace))
         return
-    seen.add(trace)
     data = task.get("data")
     data = data if isinstance(data, dict) else {}
-    key = (str(task.get("type")), json.dumps(data.get("idx")))
-    members = groups.setdefault(key, [])
-    group = members[0].values["group_index"] if members else len(groups) - 1
+    key = (str(task.get("type")), json.dumps(data if data.get("idx") is None else data["idx"], sort_keys=True))
+    members = groups.get(key, [])
+    group = members[0].values["group_index"] if members else len(groups)
     context = Context(run=result.run, writer="import", group_index=group, rollout_index=len(members))
-    members.append(row_of(record, context))
+    try:
+        members.append(row_of(record, context))
+    except (RolltapeError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        result.skipped.append((number, f"cannot be taken apart ({error})"))
+        return
+    seen.add(trace)
+    groups[key] = members
     result.traces += 1
     result.tokens += members[-1].values["num_tokens"]
 

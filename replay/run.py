@@ -47,13 +47,17 @@ def open_run(path: str | Path) -> Run:
         raise RunNotFound(_missing(paths.root)) from None
     except NotADirectoryError:
         raise RunNotFound(f"{paths.root} is a file; a run is a folder with a run.json in it.") from None
+    except OSError as error:
+        raise Damaged(f"{paths.run}: cannot be read ({error.strerror}).") from error
     except ValueError as error:
         raise Damaged(f"{paths.run}: no readable JSON ({error}); restore the file from a copy.") from error
     if not isinstance(info, dict):
         raise Damaged(
             f"{paths.run}: expected a JSON object, found {type(info).__name__}; restore the file from a copy."
         )
-    check_version(info.get("schema"), str(paths.run))
+    check_version(str(info.get("schema")), str(paths.run))
+    if not isinstance(info.get("run"), str):
+        raise Damaged(f"{paths.run}: no run id in it; restore the file from a copy.")
     return Run(paths, info)
 
 
@@ -89,6 +93,8 @@ class Run:
                 commits.append(commit)
             except RolltapeError as error:
                 broken.append((part, error))
+            except (OSError, TypeError) as error:
+                broken.append((part, Damaged(f"{file}: no readable commit ({error}); restore it from a copy.")))
         return sorted(commits, key=lambda c: c.part), broken
 
     @property
@@ -195,7 +201,7 @@ class Run:
         """Rows as one table (several chunks, never joined): every column of the row record, or `columns`."""
         tables = list(self.batches(split, steps, columns=columns, attempt=attempt))
         if tables:
-            return pa.concat_tables(tables)
+            return pa.concat_tables(tables, promote_options="default")
         names = ROW.arrow.names if columns is None else [c for c in columns if c in ROW.by_name]
         return pa.schema([ROW.arrow.field(n) for n in names]).empty_table()
 

@@ -13,15 +13,17 @@ background, counts as not durable, and where memory for it runs out as lost. `st
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -153,22 +155,23 @@ class Recorder:
         secrets = secrets or Secrets()
         paths = RunPaths(Path(path))
         run_id = _enter(paths, {"model": model, "tokenizer": tokenizer, "taskset": taskset}, resume)
-        recovered = recover(paths.root)
         versions = {**installed_versions(), **(versions or {})}
-        attempt = _joined_attempt(paths, writer)
-        if attempt is None:
-            attempt = _next_attempt(paths, start_step, secrets.mask(dict(settings or {})), versions)
-        return cls(
-            paths,
-            run_id,
-            attempt,
-            writer,
-            versions,
-            store=store or StoreOptions(),
-            secrets=secrets,
-            strict=strict,
-            recovered=recovered,
-        )
+        with _one_at_a_time(paths):
+            recovered = recover(paths.root)
+            attempt = _joined_attempt(paths, writer)
+            if attempt is None:
+                attempt = _next_attempt(paths, start_step, secrets.mask(dict(settings or {})), versions)
+            return cls(
+                paths,
+                run_id,
+                attempt,
+                writer,
+                versions,
+                store=store or StoreOptions(),
+                secrets=secrets,
+                strict=strict,
+                recovered=recovered,
+            )
 
     # -- while a step runs
 
@@ -449,6 +452,15 @@ def _enter(paths: RunPaths, identity: Mapping[str, str | None], resume: bool) ->
         told = "; ".join(f"{k} {old!r} then, {new!r} now" for k, (old, new) in other.items())
         raise RunConflict(f"{paths.root} holds a run of something else ({told}); two runs are not mixed in one folder.")
     return run.run_id
+
+
+@contextmanager
+def _one_at_a_time(paths: RunPaths) -> Iterator[None]:
+    """Let one process at a time open the run for writing, so that writers that start together share an attempt."""
+    with paths.run.open("rb") as file:
+        with suppress(OSError):  # a file system without locks; writers there should not start at the same moment
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _joined_attempt(paths: RunPaths, writer: str) -> int | None:

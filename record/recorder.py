@@ -152,6 +152,7 @@ class Recorder:
         or taskset, where a living writer has this name, or where the folder holds something else.
         """
         check_name(writer, "writer")
+        rows_to_table([])  # pyarrow imports pandas at its first array, for seconds; not while episodes run
         secrets = secrets or Secrets()
         paths = RunPaths(Path(path))
         run_id = _enter(paths, {"model": model, "tokenizer": tokenizer, "taskset": taskset}, resume)

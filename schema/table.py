@@ -16,8 +16,8 @@ from rolltape.schema.fields import ROW, TRACE, Field, Record
 from rolltape.schema.records import Context, Outcome
 
 _TOKEN_BUILDERS: dict[str, Callable[[Sequence[Row]], pa.Array]] = {
-    "token_ids": lambda rows: pa.array(_join([r.ids for r in rows], np.int32)),
-    "sampled": lambda rows: pa.array(_join([r.sampled for r in rows], np.bool_)),
+    "token_ids": lambda rows: _numpy(_join([r.ids for r in rows], np.int32), pa.int32()),
+    "sampled": lambda rows: _numpy(_join([r.sampled for r in rows], np.bool_), pa.bool_()),
     "is_content": lambda rows: _content(_join([r.content for r in rows], np.int8)),
     "logprobs": lambda rows: _logprobs(rows),
 }
@@ -97,7 +97,7 @@ def _flat(lists: list[list[Any]], type_: pa.DataType) -> pa.Array:
 
 
 def _offsets(sizes: list[int]) -> pa.Array:
-    return pa.array(np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))).astype(np.int32))
+    return _numpy(np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))).astype(np.int32), pa.int32())
 
 
 def _join(parts: list[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
@@ -105,15 +105,22 @@ def _join(parts: list[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
 
 
 def _content(values: npt.NDArray[np.int8]) -> pa.Array:
-    unknown = values < 0
-    return pa.array(values > 0, pa.bool_(), mask=unknown if unknown.any() else None)
+    known = values >= 0
+    return _numpy(values > 0, pa.bool_(), None if known.all() else known)
 
 
 def _logprobs(rows: Sequence[Row]) -> pa.Array:
     known = _join([r.known for r in rows], np.bool_)
     values = np.zeros(len(known), np.float32)
     values[known] = _join([r.logprobs for r in rows], np.float32)
-    return pa.array(values, pa.float32(), mask=~known)
+    return _numpy(values, pa.float32(), None if known.all() else known)
+
+
+def _numpy(values: npt.NDArray[Any], type_: pa.DataType, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """An Arrow array over the bytes of numpy values, null where `valid` is false."""
+    data = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
+    bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(type_, len(values), [bits, pa.py_buffer(data)])
 
 
 def _extra(row: Row) -> bytes | None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import random
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -170,12 +171,13 @@ class _Run:
 
     async def all_steps(self) -> LiveSummary:
         started = time.monotonic()
-        with _interruptible(self.stop, self.progress):
+        with _interruptible(self.stop, self.progress), calm_collector() as collect:
             async with self._serving():
                 for number in range(self.options.steps):
                     if self.stop.event.is_set():
                         break
                     await self._step(self._place(self.first + number), number)
+                    collect()
         self.summary.stopped, self.summary.message = self.stop.reason, self.stop.message
         self.summary.recording_failures = self.runner.recording_failures
         self.summary.seconds = time.monotonic() - started
@@ -321,6 +323,24 @@ async def _expect_engine(transport: SGLangTransport) -> None:
         raise BadInput(
             f"No engine answers at {transport.engine_url} ({problem}); start one, or give its address with --engine."
         )
+
+
+@contextlib.contextmanager
+def calm_collector() -> Iterator[Callable[[], object]]:
+    """Keep Python's garbage collector from walking all running traces, and hand out the collection for a step's end.
+
+    A full collection visits every token of every running trace: 0.3 s for 1,000 traces of 8k tokens, with the event loop
+    standing still, several times a step. Young objects are collected as before; a full collection is cheap after a step,
+    when its traces are gone. What was there before is left out of collections meanwhile.
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(5_000, 10, 1_000_000)
+    try:
+        yield gc.collect
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 @contextlib.contextmanager

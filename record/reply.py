@@ -46,16 +46,17 @@ class Reply:
 
     def to_renderers(self) -> bytes:
         """The body that Renderers expects of `/inference/v1/generate`."""
-        content = [
-            {"token": f"token_id:{token}", "logprob": logprob}
+        # Text instead of a thousand small dictionaries, which would set off garbage collection again and again.
+        content = ",".join(
+            f'{{"token":"token_id:{token}","logprob":{logprob!r}}}'
             for token, logprob in zip(self.token_ids, self.logprobs, strict=True)
-        ]
-        choice = {
-            "token_ids": self.token_ids,
-            "logprobs": {"content": content},
-            "finish_reason": self.finish_reason,
-        }
-        return json.dumps({"request_id": str(self.meta.get("id") or ""), "choices": [choice]}).encode()
+        )
+        reply = (
+            f'{{"request_id":{json.dumps(str(self.meta.get("id") or ""))},"choices":[{{'
+            f'"token_ids":{json.dumps(self.token_ids)},"logprobs":{{"content":[{content}]}},'
+            f'"finish_reason":{json.dumps(self.finish_reason)}}}]}}'
+        )
+        return reply.encode()
 
 
 def read_reply(payload: object) -> Reply:

@@ -318,8 +318,8 @@ class _Rows:
         result = {
             "branch_index": branch,
             "task_index": self.task_idx[i],
-            "rewards": self.rewards[i] or {},
-            "metrics": self.metrics[i] or {},
+            "rewards": dict(self.rewards[i] or {}),
+            "metrics": dict(self.metrics[i] or {}),
             "stop_condition": self.stop_condition[i],
         }
         if self.error_types[i]:

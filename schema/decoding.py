@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pyarrow as pa
 
 from rolltape.schema.encoding import TIMINGS
 from rolltape.schema.errors import MissingExtra
-from rolltape.schema.jsontext import unpack_extra
+from rolltape.schema.jsontext import from_json, unpack_extra
 from rolltape.schema.layouts import LAYOUTS, V0_2_0, Layout
 from rolltape.schema.packing import restore_decimals
 
@@ -90,9 +89,9 @@ def _top(row: dict[str, Any], key: str) -> Any:
     if key == "id":
         return row["trace_id"]
     if key == "task":
-        return {"type": row["task_type"], "data": json.loads(row["task"])}
+        return {"type": row["task_type"], "data": from_json(row["task"])}
     if key in _JSON:
-        return None if row[key] is None else json.loads(row[key])
+        return None if row[key] is None else from_json(row[key])
     if key == "errors":
         columns = (row["error_types"], row["error_messages"], row["error_tracebacks"])
         return [dict(zip(("type", "message", "traceback"), e, strict=True)) for e in zip(*columns, strict=True)]
@@ -110,6 +109,7 @@ class _Nodes:
     ) -> None:
         self.row, self.tokens, self.layout = row, tokens, layout
         self.kept: dict[str, dict[str, Any]] = extra.get("nodes", {})
+        self.kept_messages: dict[str, dict[str, Any]] = extra.get("messages", {})
         self.keys = extra.get("node_keys")
         self.exact = np.frombuffer(extra["logprobs64"], "<f8") if "logprobs64" in extra else None
         self.start = 0
@@ -132,25 +132,25 @@ class _Nodes:
             elif key in lists:
                 node[key] = lists[key]
             elif key == "message":
-                node[key] = None if message_keys is None else self._message(i, message_keys, kept)
+                node[key] = None if message_keys is None else self._message(i, message_keys)
             elif key == "usage":
                 node[key] = self._usage(i)
             else:
                 node[key] = self.row[f"node_{key}"][i]
         return node
 
-    def _message(self, i: int, keys: tuple[str, ...], kept: dict[str, Any]) -> dict[str, Any]:
-        row = self.row
+    def _message(self, i: int, keys: tuple[str, ...]) -> dict[str, Any]:
+        row, kept = self.row, self.kept_messages.get(str(i), {})
         message: dict[str, Any] = {}
         for key in keys:
-            if (name := f"message.{key}") in kept:
-                message[key] = kept[name]
+            if key in kept:
+                message[key] = kept[key]
             elif key == "content":
                 parts = row["node_parts"][i]
-                message[key] = row["node_content"][i] if parts is None else json.loads(parts)
+                message[key] = row["node_content"][i] if parts is None else from_json(parts)
             elif key == "tool_calls":
                 calls = row["node_tool_calls"][i]
-                message[key] = None if calls is None else json.loads(calls)
+                message[key] = None if calls is None else from_json(calls)
             elif key == "provider_state":
                 message[key] = None
             else:

@@ -4,9 +4,10 @@
 not hold exactly goes into `extra`, so that `decode` gives the record back bit for bit, for any release:
 
     columns      every value of the expected type
-    extra.keys   key order and presence, where they differ from the release's own
-    extra.top    top-level values that fit no column
-    extra.nodes  the same per node, among them lists of the wrong length
+    extra.keys      key order and presence, where they differ from the release's own
+    extra.top       top-level values that fit no column
+    extra.nodes     the same per node, among them lists of the wrong length
+    extra.messages  the same per message
 
 `rows_to_table` puts rows together as one Arrow table. The two halves are apart because a live recorder encodes one trace
 at a time and builds tables once a step.
@@ -14,7 +15,7 @@ at a time and builds tables once a step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,7 @@ from rolltape.schema import jsontext
 from rolltape.schema.errors import BadInput
 from rolltape.schema.layouts import Layout, layout_of
 from rolltape.schema.packing import decimals_of, float32_exact, pack_bools, pack_floats, pack_ints
-from rolltape.schema.records import Context, Turn, contribution
+from rolltape.schema.records import Context, Turn, as_mapping, contribution, number
 
 Problems = list[str]
 
@@ -73,27 +74,28 @@ class Row:
         return text + self.ids.nbytes + self.logprobs.nbytes + 3 * len(self.ids) + 2000
 
 
-def row_of(trace: Any, context: Context | None = None) -> Row:
+def row_of(trace: Any, context: Context | None = None, problems: Sequence[str] = ()) -> Row:
     """Take a trace apart.
 
-    `trace` is a JSON record (dict) of any Verifiers release or a Verifiers Trace object. Raises BadInput where it is
-    neither.
+    `trace` is a JSON record (dict) of any Verifiers release or a Verifiers Trace object; `problems` are those that
+    `record_of` named when it made the record. Raises BadInput where `trace` is neither, or has no id.
     """
-    problems: Problems = []
-    record = trace if isinstance(trace, dict) else record_of(trace, problems)
+    known = list(problems)
+    record = trace if isinstance(trace, dict) else record_of(trace, known)
     try:
-        return _Encoder(record, context or Context(), problems).row()
-    except (TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, BadInput):
-            raise
-        record = jsontext.plain(record, "trace", problems)
-        return _Encoder(record, context or Context(), problems).row()
+        return _Encoder(record, context or Context(), list(known)).row()
+    except BadInput:
+        raise
+    except Exception:  # no JSON record: a key that is no text, a set, a cycle, an object of somebody else's
+        record = jsontext.plain(record, "trace", known)
+        return _Encoder(record, context or Context(), known).row()
 
 
 def record_of(trace: Any, problems: Problems | None = None) -> dict[str, Any]:
     """A Verifiers Trace object as its JSON record, with the token lists by reference and raw arrays kept.
 
-    Values that JSON does not know are written in a stable form; what is lost is named in `problems`.
+    Values that JSON does not know are written in a stable form; what is lost is named in `problems`. `info`, where
+    anybody may put anything, is taken apart here: pydantic turns NaN into null and lets keys collide without a word.
     Raises BadInput where `trace` is no Trace.
     """
     problems = [] if problems is None else problems
@@ -101,7 +103,7 @@ def record_of(trace: Any, problems: Problems | None = None) -> dict[str, Any]:
         raise BadInput(
             f"a {type(trace).__qualname__} is no trace: expected a Verifiers Trace object or its JSON record (a dict)."
         )
-    heavy = {"nodes": {"__all__": {*_LISTS, "multi_modal_data", "routed_experts"}}}
+    heavy = {"nodes": {"__all__": {*_LISTS, "multi_modal_data", "routed_experts"}}, "info": True}
     try:
         record = trace.model_dump(mode="json", exclude=heavy, warnings="none", fallback=_Fallback(problems))
     except Exception:  # cycles, bytes that are no UTF-8, keys of any type: take it apart value by value
@@ -109,7 +111,12 @@ def record_of(trace: Any, problems: Problems | None = None) -> dict[str, Any]:
     nodes = record["nodes"]
     for i, node in enumerate(trace.nodes[: len(nodes)]):
         nodes[i] = _node_record(node, nodes[i])
-    return dict(record)
+    result: dict[str, Any] = {}
+    for key, value in record.items():
+        if key == "extra_usage":
+            result["info"] = jsontext.as_json(trace.info, "info", problems)
+        result[key] = value
+    return result
 
 
 class _Fallback:
@@ -167,11 +174,13 @@ class _Encoder:
         self._counts(columns)
         self._turns(columns)
         if tuple(self.record) != self.layout.top:
-            self.extra["keys"] = list(self.record)
+            self.extra["keys"] = list(_text_keys(self.record))
         if self.top:
             self.extra["top"] = self.top
         self.extra.update(columns.extra)
-        self.values["problems"] = self.problems or None
+        if self.extra and not jsontext.fits_extra(self.extra):
+            self._kept_as_json()
+        self.values["problems"] = [jsontext.clean_text(p)[0] for p in self.problems] or None
         return Row(
             self.values,
             columns.values,
@@ -183,21 +192,31 @@ class _Encoder:
             self.extra,
         )
 
+    def _kept_as_json(self) -> None:
+        """Replace what lies in `extra` and is no JSON value, each with its path in the problems."""
+        places = [("", self.top)]
+        for name, below in (("nodes", ""), ("messages", "message.")):
+            places += [(f"nodes[{i}].{below}", kept) for i, kept in self.extra.get(name, {}).items()]
+        for path, kept in places:
+            for key, value in kept.items():
+                if not jsontext.fits_extra(value):
+                    kept[key] = jsontext.plain(value, path + key, self.problems)
+
     # -- parts of a record
 
     def _identity(self) -> None:
         c, v = self.context, self.values
         for name in ("run", "split", "eval_name", "step", "attempt", "writer", "group_index", "rollout_index"):
-            v[name] = getattr(c, name)
+            v[name] = _clean(getattr(c, name))
         v["try_number"] = c.try_number
         v["trace_id"] = self._text(self.record["id"], "id")
         v["layout"] = self.layout.name
         producer = self.record.get("verifiers")
         version = producer.get("version") if isinstance(producer, dict) else None
-        v["verifiers_version"] = version if isinstance(version, str) else c.verifiers_version
-        v["model"], v["tokenizer"] = c.model, c.tokenizer
-        v["sampling"] = None if c.sampling is None else self._json(dict(c.sampling))[0]
-        v["renderer"] = None if c.renderer is None else self._json(dict(c.renderer))[0]
+        v["verifiers_version"] = _clean(version if isinstance(version, str) else c.verifiers_version)
+        v["model"], v["tokenizer"] = _clean(c.model), _clean(c.tokenizer)
+        v["sampling"] = None if c.sampling is None else self._json(dict(c.sampling), "sampling")[0]
+        v["renderer"] = None if c.renderer is None else self._json(dict(c.renderer), "renderer")[0]
 
     def _task(self) -> None:
         v = self.values
@@ -209,9 +228,9 @@ class _Encoder:
             fits = fits and clean
         else:
             v["task_type"], fits = None, False
-        v["task"], exact = self._json(data) if isinstance(data, dict) else (None, False)
+        v["task"], exact, kept = self._json(data, "task.data") if isinstance(data, dict) else (None, False, data)
         if not (fits and exact) and "task" in self.record:
-            self.top["task"] = task
+            self.top["task"] = {**task, "data": kept} if isinstance(task, dict) and "data" in task else task
         row = data if isinstance(data, dict) else {}
         key = task.get("key") if isinstance(task, dict) else None
         v["task_key"] = jsontext.clean_text(key)[0] if isinstance(key, str) else None
@@ -220,8 +239,8 @@ class _Encoder:
         v["task_name"] = jsontext.clean_text(row["name"])[0] if isinstance(row.get("name"), str) else None
         label = row.get("label")
         label = row.get("answer") if label is None else label
-        v["task_prompt"], v["task_prompt_is_json"] = self._text_or_json(row.get("prompt"))
-        v["task_label"], v["task_label_is_json"] = self._text_or_json(label)
+        v["task_prompt"], v["task_prompt_is_json"] = _text_or_json(row.get("prompt"))
+        v["task_label"], v["task_label_is_json"] = _text_or_json(label)
 
     def _result(self) -> None:
         v, r = self.values, self.record
@@ -231,10 +250,10 @@ class _Encoder:
         v["reward"] = None
         if given and all(x is not None for x in given.values()):
             v["reward"] = float(sum(given.values()))
-        if any(isinstance(x, dict) for x in _mapping(r.get("rewards")).values()):
+        if any(isinstance(x, dict) for x in as_mapping(r.get("rewards")).values()):
             parts = {k: x for k, x in r["rewards"].items() if isinstance(x, dict)}
-            v["scores"] = {jsontext.clean_text(k)[0]: _number(x.get("score")) for k, x in parts.items()}
-            v["weights"] = {jsontext.clean_text(k)[0]: _number(x.get("weight")) for k, x in parts.items()}
+            v["scores"] = {jsontext.clean_text(str(k))[0]: number(x.get("score")) for k, x in parts.items()}
+            v["weights"] = {jsontext.clean_text(str(k))[0]: number(x.get("weight")) for k, x in parts.items()}
         else:
             v["scores"] = v["weights"] = None
         completed = r.get("is_completed")
@@ -245,11 +264,10 @@ class _Encoder:
         self._errors()
         for key in _JSON_KEYS:
             value = r.get(key)
-            v[key], exact = (None, True) if value is None else self._json(value)
+            v[key], exact, value = (None, True, None) if value is None else self._json(value, key)
             if not exact:
                 self.top[key] = value
-        for key in r.keys() - _HANDLED:
-            self.top[key] = r[key]
+        self.top.update({key: value for key, value in r.items() if key not in _HANDLED})
 
     def _errors(self) -> None:
         v, errors = self.values, self.record.get("errors")
@@ -271,14 +289,14 @@ class _Encoder:
         v, timing = self.values, self.record.get("timing")
         timing = timing if isinstance(timing, dict) else {}
         exact = tuple(timing) == ("start", *TIMINGS) and type(timing["start"]) is float
-        v["started_at"] = _number(timing.get("start"))
+        v["started_at"] = number(timing.get("start"))
         for name in TIMINGS:
             span = timing.get(name, timing.get("agent") if name == "generation" else None)
             span = span if isinstance(span, dict) else {}
             exact = exact and tuple(span) == ("start", "end")
             for end in ("start", "end"):
                 exact = exact and type(span.get(end)) is float
-                v[f"{name}_{end}"] = _number(span.get(end))
+                v[f"{name}_{end}"] = number(span.get(end))
         if not exact and "timing" in self.record:
             self.top["timing"] = self.record["timing"]
 
@@ -286,7 +304,8 @@ class _Encoder:
         v, n = self.values, columns.values
         sampled = [i for i, s in enumerate(n["node_sampled"]) if s]
         v["num_nodes"], v["num_turns"] = len(n["node_parent"]), len(sampled)
-        v["num_branches"] = v["num_nodes"] - len({p for p in n["node_parent"] if p is not None})
+        nodes = range(v["num_nodes"])
+        v["num_branches"] = len(nodes) - len({p for p in n["node_parent"] if p in nodes})
         v["num_tokens"], v["num_sampled"] = len(columns.ids), int(np.count_nonzero(columns.sampled))
         v["logprob_decimals"] = columns.decimals
         last = n["node_finish_reason"][sampled[-1]] if sampled else None
@@ -295,7 +314,7 @@ class _Encoder:
     def _turns(self, columns: _Nodes) -> None:
         turns = _align(self.context.turns, columns) if self.context.turns else None
         for name in ("weight_version", "cached_tokens", "latency", "engine", "finish_reason", "retries"):
-            self.values[f"turn_{name}"] = None if turns is None else [t and getattr(t, name) for t in turns]
+            self.values[f"turn_{name}"] = None if turns is None else [t and _clean(getattr(t, name)) for t in turns]
 
     # -- values
 
@@ -313,31 +332,26 @@ class _Encoder:
             self.top[key] = value
         return None
 
-    def _json(self, value: Any) -> tuple[str, bool]:
+    def _json(self, value: Any, path: str) -> tuple[str, bool, Any]:
+        """(`value` as valid JSON, whether the text says it exactly, `value` as JSON values)."""
         try:
-            return jsontext.to_json(value)
+            return *jsontext.to_json(value), value
         except (TypeError, ValueError, RecursionError):
-            return jsontext.to_json(jsontext.plain(value, "trace", self.problems))[0], True
-
-    def _text_or_json(self, value: Any) -> tuple[str | None, bool | None]:
-        if value is None:
-            return None, None
-        if isinstance(value, str):
-            return jsontext.clean_text(value)[0], False
-        return self._json(value)[0], True
+            known = jsontext.plain(value, path, self.problems)
+            return *jsontext.to_json(known), known
 
     def _numbers(self, key: str) -> None:
         """A mapping from name to number, as the MAP column of that name."""
         value = self.record.get(key)
         exact = isinstance(value, dict)
         column: dict[str, float | None] = {}
-        for name, number in _mapping(value).items():
+        for name, part in as_mapping(value).items():
             text, clean = jsontext.clean_text(str(name))
-            exact = exact and clean and (type(number) is float or (number is None and key == "metrics"))
-            column[text] = contribution(number) if isinstance(number, Mapping) else _number(number)
+            exact = exact and clean and (type(part) is float or (part is None and key == "metrics"))
+            column[text] = contribution(part)
         self.values[key] = column
         if not exact and key in self.record:
-            self.top[key] = jsontext.plain(value, key, self.problems)
+            self.top[key] = value
 
 
 _HANDLED = frozenset(
@@ -345,17 +359,25 @@ _HANDLED = frozenset(
 )
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _clean(value: Any) -> Any:
+    """Text as valid UTF-8: names come from settings, engines and foreign records."""
+    return jsontext.clean_text(value)[0] if isinstance(value, str) else value
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-        return None
+def _text_or_json(value: Any) -> tuple[str | None, bool | None]:
+    if value is None or isinstance(value, str):
+        return _clean(value), None if value is None else False
     try:
-        return float(value)
-    except OverflowError:
-        return None
+        return jsontext.to_json(value)[0], True
+    except (TypeError, ValueError, RecursionError):  # named where the whole task is written
+        return jsontext.to_json(jsontext.plain(value, "", []))[0], True
+
+
+def _text_keys(mapping: Mapping[Any, Any] | Sequence[Any]) -> Iterable[str]:
+    """The keys; raises TypeError where one is no text."""
+    if not all(isinstance(key, str) for key in mapping):
+        raise TypeError("a key is no text")
+    return mapping
 
 
 def _align(turns: Sequence[Turn], columns: _Nodes) -> list[Turn | None]:
@@ -383,6 +405,7 @@ class _Nodes:
         self.nodes = nodes
         self.extra: dict[str, Any] = {}
         self.rest: dict[str, dict[str, Any]] = {}
+        self.messages: dict[str, dict[str, Any]] = {}
         self.values: dict[str, list[Any]] = {name: [] for name in _NODE_COLUMNS}
         self.decimals: int | None = None
         self._keys(layout)
@@ -392,6 +415,8 @@ class _Nodes:
             self._lists_one_by_one()
         if self.rest:
             self.extra["nodes"] = self.rest
+        if self.messages:
+            self.extra["messages"] = self.messages
 
     def _keys(self, layout: Layout) -> None:
         """Keep the key order of nodes and messages where it is not the layout's."""
@@ -400,13 +425,19 @@ class _Nodes:
         for node in self.nodes:
             message = node.get("message")
             role = message.get("role") if isinstance(message, dict) else None
-            keys = (tuple(node), tuple(message) if isinstance(message, dict) else None, str(role))
+            role = role if isinstance(role, str) else ""
+            keys = (tuple(node), tuple(message) if isinstance(message, dict) else None, role)
             index.append(found.setdefault(keys, len(found)))
         if any(not layout.has(*keys) for keys in found):
+            for node_keys, message_keys, _ in found:
+                _text_keys((*node_keys, *(message_keys or ())))
             self.extra["node_keys"] = {"kinds": [keys[:2] for keys in found], "index": index}
 
     def _keep(self, i: int, key: str, value: Any) -> None:
         self.rest.setdefault(str(i), {})[key] = value
+
+    def _keep_message(self, i: int, key: str, value: Any) -> None:
+        self.messages.setdefault(str(i), {})[key] = value
 
     def _node(self, i: int, node: dict[str, Any]) -> None:
         v, get = self.values, node.get
@@ -420,13 +451,13 @@ class _Nodes:
         v["node_sampled"].append(sampled is True)
         if type(stamp) is not float and "timestamp" in node:
             self._keep(i, "timestamp", stamp)
-            stamp = _number(stamp)
+            stamp = number(stamp)
         v["node_timestamp"].append(stamp)
-        v["node_finish_reason"].append(self._optional(i, "finish_reason", get("finish_reason")))
+        v["node_finish_reason"].append(_optional(self._keep, i, "finish_reason", get("finish_reason")))
         self._usage(i, get("usage"))
         self._message(i, get("message"))
-        if not _NODE_HANDLED.issuperset(node):
-            for key in node.keys() - _NODE_HANDLED:
+        for key in () if _NODE_HANDLED.issuperset(node) else node:
+            if key not in _NODE_HANDLED:
                 self._keep(i, key, node[key])
 
     def _usage(self, i: int, usage: Any) -> None:
@@ -438,7 +469,7 @@ class _Nodes:
         u = usage if isinstance(usage, dict) else {}
         numbers = [u.get(k) for k in _USAGE]
         whole = [x if type(x) is int and x in _INT64 else None for x in numbers[:4]]
-        cost = _number(numbers[4])
+        cost = number(numbers[4])
         for name, x in zip(_USAGE_COLUMNS, (*whole, cost), strict=True):
             v[name].append(x)
         exact = (
@@ -457,32 +488,18 @@ class _Nodes:
         v["node_content"].append(text)
         v["node_parts"].append(parts)
         if not exact:
-            self._keep(i, "message.content", content)
-        v["node_role"].append(self._optional(i, "message.role", m.get("role")))
-        v["node_reasoning"].append(self._optional(i, "message.reasoning_content", m.get("reasoning_content")))
-        v["node_tool_call_id"].append(self._optional(i, "message.tool_call_id", m.get("tool_call_id")))
-        v["node_name"].append(self._optional(i, "message.name", m.get("name")))
+            self._keep_message(i, "content", content)
+        for column, key in _MESSAGE_TEXTS:
+            v[column].append(_optional(self._keep_message, i, key, m.get(key)))
         text, exact = (None, True) if calls is None else jsontext.to_json(calls)
         v["node_tool_calls"].append(text)
         if not exact:
-            self._keep(i, "message.tool_calls", calls)
-        for key in () if _MESSAGE_HANDLED.issuperset(m) else m.keys() - _MESSAGE_HANDLED:
-            if key != "provider_state" or m[key] is not None:
-                self._keep(i, f"message.{key}", m[key])
+            self._keep_message(i, "tool_calls", calls)
+        for key in () if _MESSAGE_HANDLED.issuperset(m) else m:
+            if key not in _MESSAGE_HANDLED and (key != "provider_state" or m[key] is not None):
+                self._keep_message(i, key, m[key])
         if message is not None and not isinstance(message, dict):
             self._keep(i, "message", message)
-
-    def _optional(self, i: int, key: str, value: Any) -> str | None:
-        if value is None:
-            return None
-        if isinstance(value, str):
-            text, clean = jsontext.clean_text(value)
-            if not clean:
-                self._keep(i, key, value)
-            return text
-        if value is not None:
-            self._keep(i, key, value)
-        return None
 
     # -- token lists
 
@@ -582,7 +599,21 @@ _NODE_COLUMNS = (
     *_USAGE_COLUMNS,
 )
 _NODE_HANDLED = frozenset(("parent", "message", "sampled", "timestamp", "finish_reason", "usage", *_LISTS))
+_MESSAGE_TEXTS = (
+    ("node_role", "role"),
+    ("node_reasoning", "reasoning_content"),
+    ("node_tool_call_id", "tool_call_id"),
+    ("node_name", "name"),
+)
 _MESSAGE_HANDLED = frozenset(("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"))
+
+
+def _optional(keep: Callable[[int, str, Any], None], i: int, key: str, value: Any) -> str | None:
+    """`value` where it is text (as valid UTF-8), else None; handed to `keep` where that is not the value itself."""
+    text, clean = jsontext.clean_text(value) if isinstance(value, str) else (None, value is None)
+    if not clean:
+        keep(i, key, value)
+    return text
 
 
 def _counts(mask: npt.NDArray[np.bool_], sizes: list[int]) -> list[int]:
@@ -649,7 +680,7 @@ def _as_floats(values: Any) -> tuple[npt.NDArray[np.float64] | None, bool]:
     packed = pack_floats([values])
     if packed is not None:
         return packed, True
-    numbers = [_number(x) for x in values]
+    numbers = [number(x) for x in values]
     if all(x is not None for x in numbers):
         return np.array(numbers, np.float64), False
     return None, False

@@ -10,13 +10,15 @@ import base64
 import dataclasses
 import datetime
 import decimal
+import enum
 import json
 import math
 import pathlib
 import re
 import uuid
-from collections.abc import Mapping, Set
-from typing import Any
+from collections.abc import Callable, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 import zstandard
@@ -28,6 +30,13 @@ _SPLIT_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _LONE = re.compile("[\ud800-\udfff]")
 _COMPRESS = zstandard.ZstdCompressor(level=3).compress
 _MAX_EXTRA = 1 << 32
+_DEEPEST = 100
+"""Levels that `plain` goes down. JSON values never come to it, at any depth that `json` writes."""
+_LONGEST_INT = 1 << 14_000
+"""Below the 4,300 digits that Python refuses to write or read."""
+_NESTED = (dict, list, tuple)
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 
 def clean_text(text: str) -> tuple[str, bool]:
@@ -40,8 +49,8 @@ def clean_text(text: str) -> tuple[str, bool]:
 def to_json(value: Any) -> tuple[str, bool]:
     """`value` as valid JSON in valid UTF-8, and whether the text says it exactly.
 
-    NaN and infinities become null, lone surrogates U+FFFD. Raises TypeError or ValueError where `value` is no JSON value
-    (see `plain`).
+    NaN and infinities become null, lone surrogates U+FFFD. Raises TypeError, ValueError or RecursionError where `value` is
+    no JSON value (see `plain`).
     """
     try:
         text, exact = _STRICT(value), True
@@ -49,8 +58,43 @@ def to_json(value: Any) -> tuple[str, bool]:
         if "JSON compliant" not in str(error):
             raise
         text, exact = _STRICT(_finite(value)), False
+    _check_keys(value)
     cleaned, valid = clean_text(text)
     return cleaned, exact and valid
+
+
+def from_json(text: str) -> Any:
+    """The value of a JSON text, also of one that is nested so deeply that only an empty stack has room for it."""
+    return _with_room(json.loads, text)
+
+
+def _with_room(function: Callable[[_In], _Out], argument: _In) -> _Out:
+    try:
+        return function(argument)
+    except RecursionError:  # what could be written from some depth of the stack can be read from an empty one
+        with ThreadPoolExecutor(1) as empty:
+            return empty.submit(function, argument).result()
+
+
+def as_json(value: Any, path: str, problems: list[str]) -> Any:
+    """A copy of `value` as JSON values; what is none of them is handled and named as by `plain`."""
+    try:
+        text = _RAW(value)
+        _check_keys(value)
+        return from_json(text)
+    except (TypeError, ValueError, RecursionError):
+        return plain(value, path, problems)
+
+
+def _check_keys(value: Any) -> None:
+    """Raise TypeError where a key in `value` (without cycles) is no text: `json` writes 1 and "1" alike."""
+    todo = [value] if isinstance(value, _NESTED) else []
+    while todo:
+        item = todo.pop()
+        if isinstance(item, dict):
+            "".join(item)  # raises; the fastest way to look at every key
+            item = item.values()
+        todo += [v for v in item if isinstance(v, _NESTED)]
 
 
 def _finite(value: Any) -> Any:
@@ -79,8 +123,30 @@ def pack_extra(value: Mapping[str, Any]) -> bytes:
     return _COMPRESS(text.encode("ascii"))
 
 
+def fits_extra(value: Any) -> bool:
+    """Whether `pack_extra` keeps `value` as it is: JSON values and bytes, no cycles, keys that are text."""
+    try:
+        _CHECK(value)
+        _check_keys(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _bytes_too(value: Any) -> None:
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise TypeError(type(value).__qualname__)
+
+
+_CHECK = json.JSONEncoder(default=_bytes_too).encode
+
+
 def unpack_extra(data: bytes) -> dict[str, Any]:
     """The inverse of `pack_extra`."""
+    return _with_room(_unpack_extra, data)
+
+
+def _unpack_extra(data: bytes) -> dict[str, Any]:
     raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=_MAX_EXTRA)
     value: dict[str, Any] = json.loads(raw.decode("utf-8", "surrogatepass"))
     return _unpack(value["value"]) if value.get("$packed") is True else value
@@ -109,37 +175,62 @@ def _unpack(value: Any) -> Any:
 def plain(value: Any, path: str, problems: list[str], above: tuple[int, ...] = ()) -> Any:
     """`value` as JSON values. What has a stable text or number form takes it; the rest becomes null.
 
-    Each loss is named in `problems` with its path: an unknown type, a cycle, a key that is no string.
+    Each loss is named in `problems` with its path: an unknown type, a cycle, a key that is no text. Never raises, and ends.
     """
-    if value is None or isinstance(value, (bool, str)):
-        return value if type(value) in (bool, str, type(None)) else str(value)
-    if isinstance(value, (int, float)):
-        return value if type(value) in (int, float) else (int(value) if isinstance(value, int) else float(value))
+    if value is None or type(value) in (bool, str, float):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, int):
+        return _plain_int(value, path, problems)
     if id(value) in above:
         problems.append(f"{path}: refers to itself and was left out")
         return None
-    inside = (*above, id(value))
-    if isinstance(value, Mapping):
-        return _plain_mapping(value, path, problems, inside)
-    if isinstance(value, (list, tuple)):
-        return [plain(v, f"{path}[{i}]", problems, inside) for i, v in enumerate(value)]
-    if isinstance(value, Set):
-        return [plain(v, f"{path}[]", problems, inside) for v in sorted(value, key=repr)]
-    return _plain_object(value, path, problems, inside)
+    if len(above) >= _DEEPEST:
+        problems.append(f"{path}: lies more than {_DEEPEST} levels deep and was left out")
+        return None
+    try:
+        return _plain_object(value, path, problems, (*above, id(value)))
+    except Exception as error:  # an object of somebody else's
+        problems.append(f"{path}: a {type(value).__qualname__} could not be read ({type(error).__name__})")
+        return None
+
+
+def _plain_int(value: int, path: str, problems: list[str]) -> int | str:
+    value = int.__index__(value)
+    if -_LONGEST_INT < value < _LONGEST_INT:
+        return value
+    problems.append(f"{path}: an integer of {value.bit_length()} bits was kept as hexadecimal text")
+    return hex(value)
 
 
 def _plain_mapping(value: Mapping[Any, Any], path: str, problems: list[str], above: tuple[int, ...]) -> dict[str, Any]:
     result: dict[str, Any] = {}
+    odd = [key for key in value if not isinstance(key, str)]
+    if odd:
+        problems.append(f"{path}: {len(odd)} keys that are no text were kept as text, the first of them {odd[0]!r}")
     for key, item in value.items():
-        name = key if isinstance(key, str) else ",".join(map(str, key)) if isinstance(key, tuple) else str(key)
+        name = str.__str__(key) if isinstance(key, str) else _key(key)
         if name in result:
             problems.append(f"{path}: several keys read {name!r}; the last one was kept")
-        result[str(name)] = plain(item, f"{path}.{name}", problems, above)
+        result[name] = plain(item, f"{path}.{name}", problems, above)
     return result
 
 
+def _key(key: Any) -> str:
+    return ",".join(map(str, key)) if isinstance(key, tuple) else str(key)
+
+
 def _plain_object(value: Any, path: str, problems: list[str], above: tuple[int, ...]) -> Any:
-    if isinstance(value, np.generic):
+    if isinstance(value, Mapping):
+        return _plain_mapping(value, path, problems, above)
+    if isinstance(value, (list, tuple)):
+        return [plain(v, f"{path}[{i}]", problems, above) for i, v in enumerate(value)]
+    if isinstance(value, Set):
+        return [plain(v, f"{path}[]", problems, above) for v in sorted(value, key=repr)]
+    if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):
         return plain(value.item(), path, problems, above)
     if isinstance(value, np.ndarray) or (hasattr(value, "tolist") and hasattr(value, "dtype")):
         return plain(value.tolist(), path, problems, above)
@@ -153,15 +244,17 @@ def _plain_object(value: Any, path: str, problems: list[str], above: tuple[int, 
         return {"base64": base64.b64encode(bytes(value)).decode()}
     if isinstance(value, BaseException):
         return f"{type(value).__name__}: {value}"
+    if isinstance(value, enum.Enum):
+        return plain(value.value, path, problems, above)
     if hasattr(value, "model_dump"):
         return plain(dict(value), path, problems, above)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return plain(fields, path, problems, above)
-    if hasattr(value, "value") and hasattr(value, "name"):  # an enum member
-        return plain(value.value, path, problems, above)
-    if getattr(type(value), "__str__", None) is not object.__str__:
+    kind: Any = type(value)
+    if kind.__str__ is not object.__str__:
+        text = str(value)
         problems.append(f"{path}: a {type(value).__qualname__} was kept as its text")
-        return str(value)
+        return text
     problems.append(f"{path}: a {type(value).__qualname__} cannot be written as JSON and was left out")
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ class RewardSum:
 
 
 def sum_rewards(rewards: Sequence[Mapping[str, float | None]]) -> dict[str, RewardSum]:
-    """Count and correctly rounded sum (`math.fsum`) per reward name over the traces of a group.
+    """Count and correctly rounded sum per reward name over the traces of a group.
 
     A name that some trace lacks, or holds None for, gets no sum: null is not 0.
     """
@@ -70,10 +71,16 @@ def sum_rewards(rewards: Sequence[Mapping[str, float | None]]) -> dict[str, Rewa
 
 
 def _fsum(values: Sequence[float]) -> float:
+    if not all(map(math.isfinite, values)):
+        return float(sum(values))
     try:
         return math.fsum(values)
-    except (OverflowError, ValueError):  # inf - inf, or an intermediate overflow
-        return float(np.sum(np.asarray(values, np.float64)))
+    except OverflowError:  # on the way, or of the sum
+        exact = sum(map(Fraction, values))
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf if exact > 0 else -math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,19 +150,36 @@ class Group:
 def _summary(record: Any) -> tuple[str, int | None, str | None, dict[str, float | None]]:
     """(trace id, task index, task key, contribution by reward name) of a Trace object or a JSON record."""
     if isinstance(record, Mapping):
-        task = record.get("task") or {}
-        data = task.get("data") or {}
-        rewards = {k: contribution(v) for k, v in (record.get("rewards") or {}).items()}
-        return record["id"], data.get("idx"), task.get("key"), rewards
+        task = as_mapping(record.get("task"))
+        index, key = as_mapping(task.get("data")).get("idx"), task.get("key")
+        rewards = {k: contribution(v) for k, v in as_mapping(record.get("rewards")).items()}
+        index = index if type(index) is int else None
+        return record["id"], index, key if isinstance(key, str) else None, rewards
     return record.id, record.task.data.idx, None, {k: contribution(v) for k, v in record.rewards.items()}
 
 
 def contribution(value: Any) -> float | None:
     """The weighted contribution of a recorded reward: a number, or score times weight; None where it was not scored."""
-    if isinstance(value, Mapping):
-        score, weight = value.get("score"), value.get("weight", 1.0)
-        return None if score is None else float(score) * float(1.0 if weight is None else weight)
-    return None if value is None else float(value)
+    if not isinstance(value, Mapping):
+        return number(value)
+    score, weight = number(value.get("score")), value.get("weight")
+    factor = 1.0 if weight is None else number(weight)
+    return None if score is None or factor is None else score * factor
+
+
+def number(value: Any) -> float | None:
+    """`value` as a float where it is a number (True is 1, as Verifiers sums it); None where it is none, or too large."""
+    if not isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """`value`, or an empty mapping where it is none."""
+    return value if isinstance(value, Mapping) else {}
 
 
 @dataclass(frozen=True, kw_only=True)

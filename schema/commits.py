@@ -55,7 +55,7 @@ class Commit:
         try:
             body = json.loads(raw)
             checksum = body.pop("checksum")
-        except (ValueError, AttributeError, KeyError) as error:
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
             raise Damaged(
                 f"{path}: no readable commit ({error or 'no checksum'}); it was cut short or overwritten. Restore it from a "
                 "copy; the step's Parquet file is no data without it."

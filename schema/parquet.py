@@ -10,8 +10,10 @@ the temporary file behind, whose name no reader matches.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +58,7 @@ class HashingFile:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self.temporary = _temporary(path)
         self.file: BinaryIO = self.temporary.open("wb")
         self.sha256 = hashlib.sha256()
         self.bytes = 0
@@ -94,7 +96,8 @@ class HashingFile:
 
     def discard(self) -> None:
         """Remove what was written."""
-        self.file.close()
+        with contextlib.suppress(OSError):  # closing writes what is buffered, and the disk may be full
+            self.file.close()
         self.temporary.unlink(missing_ok=True)
 
 
@@ -112,7 +115,7 @@ def put_bytes(path: Path, data: bytes) -> None:
 def put_once(path: Path, data: bytes) -> bool:
     """Write a file that must not exist yet; False where it does. Of several writers exactly one gets True."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     try:
         with temporary.open("wb") as file:
             file.write(data)
@@ -125,6 +128,11 @@ def put_once(path: Path, data: bytes) -> bool:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
     return True
+
+
+def _temporary(path: Path) -> Path:
+    """A name beside `path` that no other writer has, not even another thread, and that no reader takes for a file of ours."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 def _sync_folder(path: Path) -> None:
@@ -183,11 +191,14 @@ def _options(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _bounded(table: pa.Table) -> Iterator[pa.Table]:
-    """`table` in pieces of at most ROW_GROUP_BYTES, or of one row."""
-    pieces = max(1, -(-table.nbytes // ROW_GROUP_BYTES))
-    size = max(1, table.num_rows // pieces)
-    for start in range(0, table.num_rows, size):
-        yield table.slice(start, size)
+    """`table` in pieces of at most ROW_GROUP_BYTES, or of one row: halved until they are, as rows differ in size."""
+    if table.num_rows <= 1 or table.nbytes <= ROW_GROUP_BYTES:
+        if table.num_rows:
+            yield table
+        return
+    half = table.num_rows // 2
+    yield from _bounded(table.slice(0, half))
+    yield from _bounded(table.slice(half))
 
 
 def read_parquet(path: str | Path, columns: Sequence[str] | None = None) -> pa.Table:

@@ -231,15 +231,26 @@ def _projected(path: str | Path, columns: Sequence[str] | None) -> pa.Table:
 
 
 def open_parquet(path: str | Path) -> pq.ParquetFile:
-    """Open a file of a run for verified reading."""
+    """Open a file of a run for verified reading.
+
+    Raises UnsupportedVersion for a newer major schema and Damaged where the file is cut short or lacks a column.
+    """
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True, memory_map=False)
+        found = (file.schema_arrow.metadata or {}).get(b"rolltape.schema")
+        columns = {field.name: field.type for field in file.schema_arrow}
+        version = found.decode() if found else None
     except FileNotFoundError:
         raise
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise Damaged(
             f"{path}: no readable Parquet file ({error}); it was cut short or overwritten. Restore it from a copy."
         ) from error
-    found = (file.schema_arrow.metadata or {}).get(b"rolltape.schema")
-    check_version(found.decode() if found else None, str(path))
+    check_version(version, str(path))
+    lacking = [f.name for f in ROW.fields if columns.get(f.name) != f.arrow_type]
+    if lacking:
+        raise Damaged(
+            f"{path}: not the columns of schema {version} ({', '.join(lacking[:3])} missing or of another type); the end of "
+            "the file was overwritten. Restore it from a copy."
+        )
     return file

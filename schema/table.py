@@ -27,7 +27,7 @@ def encode(traces: Iterable[Any], contexts: Iterable[Context] | None = None) -> 
     """Traces as one Arrow table of the trace record (schema version 1), a row a trace, in the order given.
 
     `traces`: Verifiers Trace objects or their JSON records, of any release. `contexts`: one for each, or none.
-    The whole table is one chunk; bound its size by the traces you hand in (`parquet.batches` does, by bytes).
+    The whole table is one chunk; bound its size by the traces you hand in.
     Raises BadInput where something is no trace, or the two differ in length.
     """
     if contexts is None:
@@ -46,15 +46,18 @@ def with_outcomes(table: pa.Table, outcomes: Iterable[Outcome]) -> pa.Table:
     found = [by_id.get(t) for t in table.column("trace_id").to_pylist()]
     columns = {
         "disposition": [o and o.disposition for o in found],
-        "reason": [o and o.reason for o in found],
-        "handed_reward": [
-            None if o is None or o.handed_reward is None else jsontext.to_json(o.handed_reward)[0] for o in found
-        ],
+        "reason": [None if o is None or o.reason is None else jsontext.clean_text(o.reason)[0] for o in found],
+        "handed_reward": [None if o is None or o.handed_reward is None else _json(o.handed_reward) for o in found],
         "remove_sample": [None if o is None or o.remove_sample is None else list(o.remove_sample) for o in found],
         "recomputed_logprobs": [None if o is None else o.logprobs for o in found],
     }
     arrays = [pa.array(columns[name], ROW.by_name[name].arrow_type) for name in columns]
     return pa.Table.from_arrays([*table.columns, *arrays], schema=ROW.arrow)
+
+
+def _json(reward: Any) -> str:
+    """A reward as JSON; numbers of numpy and tensors are numbers."""
+    return jsontext.to_json(jsontext.as_json(reward, "reward", []))[0]
 
 
 def empty(record: Record) -> pa.Table:

@@ -99,11 +99,7 @@ async def run_live(options: LiveOptions, *, progress: Progress | None = None) ->
     """
     progress = progress or Quiet()
     versions = check_live()
-    config = load_config(options.config)
-    environment = load_environment(config)
-    tasks = load_tasks(environment, rollouts=options.rollouts)
-    if options.shuffle:
-        random.Random(options.seed).shuffle(tasks)
+    environment, tasks = await asyncio.to_thread(_loaded, options)
     transport = _transport(options)
     client = _client(transport, options)
     try:
@@ -115,7 +111,7 @@ async def run_live(options: LiveOptions, *, progress: Progress | None = None) ->
             model=options.model,
             tokenizer=options.tokenizer or options.model,
             taskset=environment.config.env_id,
-            settings=options.to_dict() | {"environment": config.model_dump(mode="json", exclude_none=True)},
+            settings=options.to_dict() | {"environment": environment.config.model_dump(mode="json", exclude_none=True)},
             versions=versions,
             resume=options.resume,
             start_step=start,
@@ -130,6 +126,15 @@ async def run_live(options: LiveOptions, *, progress: Progress | None = None) ->
         progress.close()
         await client.close()
         await close_client()
+
+
+def _loaded(options: LiveOptions) -> tuple[Any, list[Any]]:
+    """The environment and its tasks in their order; importing a taskset can take seconds, so this runs in a thread."""
+    environment = load_environment(load_config(options.config))
+    tasks = load_tasks(environment, rollouts=options.rollouts)
+    if options.shuffle:
+        random.Random(options.seed).shuffle(tasks)
+    return environment, tasks
 
 
 class _Run:

@@ -6,6 +6,8 @@ DuckDB and plain pyarrow do not: of 60 flipped bits they read 55 to 57 as data.
 
 Files appear whole or not at all: written under a temporary name in the same folder, synced, renamed. A crash can leave
 the temporary file behind, whose name no reader matches.
+
+Descriptions of the columns are not repeated in every file, where they would take 17 kB: `rolltape schema` prints them.
 """
 
 from __future__ import annotations
@@ -149,14 +151,15 @@ def write_parquet(path: str | Path, tables: Iterable[pa.Table], metadata: Mappin
     `tables` hold rows (see `with_outcomes`) or traces alone (see `encode`), whose outcomes are then null. Nothing appears at
     `path` before everything is written and synced. Returns rows, bytes and sha256.
     """
-    schema = ROW.arrow.with_metadata(file_metadata(metadata))
+    schema = pa.schema([field.remove_metadata() for field in ROW.arrow], file_metadata(metadata))
     sink = HashingFile(Path(path))
     rows = 0
     try:
         with pq.ParquetWriter(sink, schema, **_options(schema)) as writer:
             for table in tables:
                 for batch in _bounded(table if "disposition" in table.column_names else with_outcomes(table, [])):
-                    writer.write_table(batch.cast(schema), row_group_size=max(1, batch.num_rows))
+                    fits = batch.schema.equals(schema)  # a cast, even to the same types, costs 10 us a column
+                    writer.write_table(batch if fits else batch.cast(schema), row_group_size=max(1, batch.num_rows))
                     rows += batch.num_rows
         sink.publish()
     except BaseException:
@@ -213,7 +216,8 @@ def read_parquet(path: str | Path, columns: Sequence[str] | None = None) -> pa.T
 def read_batches(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """The row groups of a file, one table each."""
     file = open_parquet(path)
-    wanted = None if columns is None else [c for c in columns if c in file.schema_arrow.names]
+    names = set(file.schema_arrow.names)
+    wanted = None if columns is None else [c for c in columns if c in names]
     for i in range(file.num_row_groups):
         try:
             yield file.read_row_group(i, columns=wanted, use_threads=False)

@@ -11,15 +11,16 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rolltape.record.options import LiveOptions
-from rolltape.record.progress import Progress, TraceNews
-from rolltape.record.transport import SGLangTransport, is_unsupported
-from rolltape.schema.records import Context, Group
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.decorators import discover_decorated
 from verifiers.v1.retries import should_retry
 from verifiers.v1.utils.aio import run_shielded
 from verifiers.v1.utils.memory import trim_memory_periodically
+
+from rolltape.record.options import LiveOptions
+from rolltape.record.progress import Progress, TraceNews
+from rolltape.record.transport import SGLangTransport, is_unsupported
+from rolltape.schema.records import Context, Group
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Stop:
 
     event: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str | None = None
-    """"interrupted", "unsupported", "failing" or "strict"."""
+    """"interrupted", "unsupported", "failing", "recording" or "strict"."""
     message: str | None = None
 
     def set(self, reason: str, message: str | None = None) -> None:

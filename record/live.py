@@ -57,7 +57,7 @@ class LiveSummary:
     """Why traces were dropped, and how often."""
     recording_failures: int = 0
     stopped: str | None = None
-    """Why the run ended early: interrupted, unsupported, failing or strict."""
+    """Why the run ended early: interrupted, unsupported, failing, recording or strict."""
     message: str | None = None
     """The sentence that goes with `stopped`."""
     seconds: float = 0.0
@@ -115,6 +115,7 @@ async def run_live(options: LiveOptions, *, progress: Progress | None = None) ->
             versions=versions,
             resume=options.resume,
             start_step=start,
+            strict=options.strict,
         )
         try:
             run = _Run(options, environment, tasks, client, recorder, progress, versions)
@@ -210,14 +211,14 @@ class _Run:
         self.progress.step_started(place.split, number + 1, self.options.steps, len(chosen) * self.options.rollouts)
         started_at = time.time()
         runs = await self._groups(chosen, place)
-        closed = await close_step(
-            self.recorder,
-            place,
-            runs,
-            options=self.options,
-            counters=self.counters,
-            started_at=started_at,
-        )
+        try:
+            closed = await close_step(
+                self.recorder, place, runs, options=self.options, counters=self.counters, started_at=started_at
+            )
+        except (OSError, RolltapeError) as error:
+            logger.exception("step %d could not be committed", place.step)
+            self.stop.set("recording", f"Step {place.step} of {place.split} could not be committed: {error}")
+            return
         self._tell(closed)
 
     def _choose(self, place: StepPlace) -> list[tuple[int, Any]]:

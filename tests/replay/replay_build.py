@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rolltape.replay import Conversion, ConvertOptions, Finding, Sample, convert, flatten
-from rolltape.schema import Context, Group, encode
+import pyarrow as pa
+
+from rolltape.replay import (
+    Conversion,
+    ConvertOptions,
+    Finding,
+    Sample,
+    convert,
+    digest,
+    finish,
+    flatten,
+    outcomes_of,
+)
+from rolltape.schema import ROW, Context, Group, Outcome, Step, encode, with_outcomes, write_parquet
+from rolltape.schema.commits import Commit
+from rolltape.schema.parquet import put_once
+from rolltape.schema.paths import Part, RunPaths
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 """Recorded traces of several Verifiers releases, with the facts expected of each."""
@@ -190,3 +206,76 @@ SCENARIOS = (
     "unicode",
     "zero",
 )
+
+
+# -- runs on disk
+
+
+def put_run(root: Path, **changes: Any) -> Path:
+    """A run without anything recorded."""
+    info = {"run": "r1", "schema": "1.0", "model": "m", "tokenizer": "m", "taskset": "x", "created_at": 0.0} | changes
+    put_once(RunPaths(root).run, json.dumps(info).encode())
+    put_attempt(root, 0)
+    return root
+
+
+def put_attempt(root: Path, number: int, start_step: int = 0) -> None:
+    """The file of an attempt that records from `start_step` on."""
+    body = {
+        "attempt": number,
+        "start_step": start_step,
+        "settings": {"seed": number},
+        "versions": {},
+        "started_at": 1.0,
+    }
+    put_once(RunPaths(root).attempt(number), json.dumps(body).encode())
+
+
+def put_step(
+    root: Path,
+    step: int,
+    records: Sequence[Record],
+    *,
+    groups: Sequence[Group] | None = None,
+    split: str = "train",
+    attempt: int = 0,
+    writer: str = "main",
+    fates: Mapping[str, str] | None = None,
+    options: ConvertOptions | None = None,
+    first: int = 0,
+    **changes: Any,
+) -> Commit:
+    """Record a step as a live run does: convert, hand over, write rows with outcomes, commit.
+
+    `fates` are dispositions of traces that differ from what conversion gives; `changes` are fields of the step record.
+    """
+    options = options or ConvertOptions()
+    table = encode(records, [Context(run="r1", split=split, step=step, attempt=attempt, writer=writer)] * len(records))
+    placed = [replace(g, split=split, step=step) for g in (by_task(records) if groups is None else groups)]
+    conversion = convert(table, placed, options, start=first)
+    fates = fates or {}
+    outcomes = [replace(o, disposition=fates.get(o.trace_id, o.disposition)) for o in outcomes_of(conversion)]
+    outcomes += [
+        Outcome(trace_id=t, disposition=d) for t, d in fates.items() if t not in {o.trace_id for o in outcomes}
+    ]
+    handed = finish(conversion.groups, outcomes)
+    counts = Counter(o.disposition for o in outcomes)
+    fields = {
+        "options": options.to_dict(),
+        "batch": tuple(s.index or 0 for g in handed for s in flatten(g)),
+        "digest_converted": digest(conversion.groups),
+        "digest_handed": digest(handed),
+        "counts": {"started": counts.total(), **counts, "lost": 0},
+    }
+    record = Step(split=split, step=step, attempt=attempt, writer=writer, **{**fields, **changes})
+    return put_part(root, Part(split, step, attempt, writer), table, conversion.records, outcomes, record)
+
+
+def put_part(
+    root: Path, part: Part, table: pa.Table, groups: Sequence[Group], outcomes: Sequence[Outcome], record: Step
+) -> Commit:
+    """Write a part and commit it."""
+    file = write_parquet(RunPaths(root).parquet(part), [with_outcomes(table, outcomes)])
+    commit = Commit(part=part, file=file, groups=groups, step=record, fingerprint=ROW.fingerprint, written_at=2.0)
+    put_once(RunPaths(root).commit(part), commit.to_bytes())
+    return commit

@@ -149,7 +149,7 @@ def test_what_verifiers_itself_wrote_becomes_the_same_samples(name: str) -> None
     assert same([s.to_dict() for s in left], [s.to_dict() for s in right])
 
 
-@pytest.mark.parametrize("release", ["0.2.1", "0.4.0"])
+@pytest.mark.parametrize("release", ["0.2.1", "0.3.0", "0.4.0"])
 @pytest.mark.parametrize("name", ["single_turn", "multi_branch"])
 def test_records_of_later_releases_become_samples_too(name: str, release: str) -> None:
     records = [trace for line in recorded(name, release) for trace in line.get("traces", [line])]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from rolltape.record.options import LiveOptions
 from rolltape.record.progress import for_output
 from rolltape.schema.errors import RolltapeError
@@ -31,17 +32,21 @@ def record(
         int, typer.Option(help="Tasks per training step, taken from the taskset in turn.", rich_help_panel=WHAT)
     ] = LiveOptions.groups,
     steps: Annotated[int, typer.Option(help="Steps to record.", rich_help_panel=WHAT)] = LiveOptions.steps,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on after the last step of the run in --run.", rich_help_panel=WHAT)
+    ] = False,
     concurrency: Annotated[int, typer.Option(help="Rollouts at once.", rich_help_panel=WHAT)] = LiveOptions.concurrency,
     evaluate: Annotated[
         bool, typer.Option("--eval", help="Evaluate: every task, no training samples.", rich_help_panel=WHAT)
     ] = False,
     eval_name: Annotated[
-        str | None, typer.Option(help="Name of the evaluation [default: the taskset].", rich_help_panel=WHAT)
+        str | None, typer.Option(help="Name of the evaluation (default: the taskset).", rich_help_panel=WHAT)
     ] = None,
-    shuffle: Annotated[bool, typer.Option(help="Shuffle the tasks once.", rich_help_panel=WHAT)] = False,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle the tasks once.", rich_help_panel=WHAT)] = False,
     seed: Annotated[int, typer.Option(help="Seed of the shuffle.", rich_help_panel=WHAT)] = 0,
     deterministic: Annotated[
-        bool, typer.Option(help="Send a sampling seed per rollout, from --seed on.", rich_help_panel=WHAT)
+        bool,
+        typer.Option("--deterministic", help="Send a sampling seed per rollout, from --seed on.", rich_help_panel=WHAT),
     ] = False,
     temperature: Annotated[float, typer.Option(rich_help_panel=SAMPLING)] = LiveOptions.temperature,
     top_p: Annotated[float, typer.Option(rich_help_panel=SAMPLING)] = LiveOptions.top_p,
@@ -60,7 +65,7 @@ def record(
         list[int] | None, typer.Option(help="Token to stop at, beside the renderer's.", rich_help_panel=SAMPLING)
     ] = None,
     renderer: Annotated[
-        str | None, typer.Option(help="Renderer, such as qwen3 [default: by the model].", rich_help_panel=RENDERER)
+        str | None, typer.Option(help="Renderer, such as qwen3 (default: by the model).", rich_help_panel=RENDERER)
     ] = None,
     thinking: Annotated[
         bool | None, typer.Option("--thinking/--no-thinking", help="The template's switch.", rich_help_panel=RENDERER)
@@ -73,19 +78,22 @@ def record(
         ),
     ] = None,
     renderer_pool: Annotated[
-        int | None, typer.Option(help="Tokenizers to load [default: by the cores].", rich_help_panel=RENDERER)
+        int | None, typer.Option(help="Tokenizers to load (default: by the cores).", rich_help_panel=RENDERER)
     ] = None,
     branch_policy: Annotated[
         str, typer.Option(help="reject traces with several branches, or make them siblings.", rich_help_panel=SAMPLES)
     ] = LiveOptions.branch_policy,
     min_group_size: Annotated[
-        int | None, typer.Option(help="Rollouts a group may shrink to [default: none lost].", rich_help_panel=SAMPLES)
+        int | None, typer.Option(help="Rollouts a group may shrink to (default: none lost).", rich_help_panel=SAMPLES)
     ] = None,
     strict: Annotated[
-        bool, typer.Option(help="End the run at the first finding or recording failure.", rich_help_panel=SAMPLES)
+        bool,
+        typer.Option(
+            "--strict", help="End the run at the first finding or recording failure.", rich_help_panel=SAMPLES
+        ),
     ] = False,
     rollout_retries: Annotated[
-        int | None, typer.Option(help="Retries of a rollout [default: the config's].", rich_help_panel=ENGINE)
+        int | None, typer.Option(help="Retries of a rollout (default: the config's).", rich_help_panel=ENGINE)
     ] = None,
     max_failed_groups: Annotated[
         int, typer.Option(help="Groups failing one after the other before giving up.", rich_help_panel=ENGINE)
@@ -100,7 +108,7 @@ def record(
         float, typer.Option(help="Seconds to wait for one reply.", rich_help_panel=ENGINE)
     ] = 1800.0,
     routing_key: Annotated[
-        bool, typer.Option(help="Send the trace id as X-SMG-Routing-Key.", rich_help_panel=ENGINE)
+        bool, typer.Option("--routing-key", help="Send the trace id as X-SMG-Routing-Key.", rich_help_panel=ENGINE)
     ] = False,
     lora: Annotated[str | None, typer.Option(help="Adapter to sample with.", rich_help_panel=ENGINE)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,

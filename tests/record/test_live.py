@@ -451,6 +451,13 @@ def test_the_command_ends_with_what_became_of_the_traces(bench: Bench) -> None:
     assert result.stderr == ""
 
 
+def test_every_option_of_a_run_can_be_given_on_the_command_line() -> None:
+    parameters = {parameter.name for parameter in typer.main.get_command(app).params}
+    renamed = {"evaluate": "eval", "thinking": "enable_thinking", "stop_token_id": "stop_token_ids"}
+    given = {renamed.get(str(name), str(name)) for name in parameters} - {"as_json", "quiet"}
+    assert given == set(LiveOptions.names())
+
+
 def test_a_refusal_is_one_sentence_and_exit_code_2(bench: Bench) -> None:
     result = invoke(bench, "--rollouts", "1")
     assert result.exit_code == 2

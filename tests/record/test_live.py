@@ -423,7 +423,7 @@ def test_a_run_that_cannot_work_is_refused_before_anything_is_written(
 
 # The command line
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 app.command()(record)
 
 

@@ -17,11 +17,12 @@ from pydantic import TypeAdapter, ValidationError
 from renderers import RendererConfig, RendererPool, create_renderer
 from renderers.base import MODEL_RENDERER_MAP, load_tokenizer
 from renderers.client import MalformedGenerateResponseError
-from rolltape.record.transport import SGLangTransport, ended, unsupported
-from rolltape.schema.errors import BadInput
 from verifiers.v1.clients.train import TrainClient
 from verifiers.v1.dialects import ChatDialect
 from verifiers.v1.errors import ProviderError
+
+from rolltape.record.transport import SGLangTransport, ended, unsupported
+from rolltape.schema.errors import BadInput
 
 DEFAULT_POOL = min(8, max(2, os.cpu_count() or 1))
 """Renderers in the pool: each holds a tokenizer of its own, and more than there are cores help nobody."""

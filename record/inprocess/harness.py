@@ -17,13 +17,14 @@ from typing import Any
 
 import aiohttp
 from pydantic import Field
-from rolltape.record.inprocess.tools import Tool, imported, tool_of
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harness import Harness, HarnessConfig
 from verifiers.v1.runtimes import ProgramResult, Runtime
 from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
+
+from rolltape.record.inprocess.tools import Tool, imported, tool_of
 
 Message = dict[str, Any]
 """A chat message in OpenAI's wire shape."""

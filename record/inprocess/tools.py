@@ -11,6 +11,7 @@ from functools import cache, lru_cache
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
 from rolltape.schema.errors import BadInput
 
 INJECTED = "trace"

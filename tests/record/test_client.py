@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verifiers.v1.dialects import ChatDialect
+from verifiers.v1.dialects.responses import ResponsesDialect
+from verifiers.v1.errors import ProviderError
+from verifiers.v1.types import SamplingConfig
+
 from rolltape.record.client import RendererSettings, RolloutClient, renderer_config, renderer_identity
 from rolltape.record.engine import DemoEngine, write_tokenizer
 from rolltape.record.sampling import Limits
 from rolltape.record.transport import SGLangTransport, is_unsupported
 from rolltape.schema.errors import BadInput
-from verifiers.v1.dialects import ChatDialect
-from verifiers.v1.dialects.responses import ResponsesDialect
-from verifiers.v1.errors import ProviderError
-from verifiers.v1.types import SamplingConfig
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rolltape.record.config import load_config, load_environment, load_tasks, read_toml
 from rolltape.record.options import LiveOptions
 from rolltape.record.versions import REQUIREMENTS, check_live, check_package, check_python

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import pytest
 import verifiers.v1 as vf
+from verifiers.v1.clients import ModelContext
+
 from rolltape.record.client import RendererSettings, RolloutClient
 from rolltape.record.config import env_config, load_environment, load_tasks
 from rolltape.record.engine import DemoEngine, write_tokenizer
@@ -20,7 +22,6 @@ from rolltape.record.inprocess.tools import imported, tool_of
 from rolltape.record.sampling import Limits
 from rolltape.record.transport import SGLangTransport
 from rolltape.schema.errors import BadInput
-from verifiers.v1.clients import ModelContext
 
 TASKSET = """
 import verifiers.v1 as vf

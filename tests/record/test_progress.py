@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 from rich.console import Console
+
 from rolltape.record.progress import Lines, Quiet, StepNews, Tally, Terminal, TraceNews, for_output, step_line
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import verifiers.v1 as vf
+from verifiers.v1.clients import ModelContext
+
 from rolltape.record.client import RendererSettings, RolloutClient
 from rolltape.record.config import load_config, load_environment, load_tasks
 from rolltape.record.engine import DemoEngine, write_tokenizer
 from rolltape.record.sampling import Limits
 from rolltape.record.transport import SGLangTransport
-from verifiers.v1.clients import ModelContext
 
 TASKSET = """
 import verifiers.v1 as vf

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from verifiers.v1.errors import OverlongPromptError, ProviderError
+
 from rolltape.record.sampling import Limits
 from rolltape.record.transport import RetryPolicy, SGLangTransport, clean_worker_url, is_unsupported
-from verifiers.v1.errors import OverlongPromptError, ProviderError
 
 QUICK = RetryPolicy(attempts=4, seconds=5.0, backoff=0.001, longest=0.05)
 

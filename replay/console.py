@@ -45,10 +45,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], rig
 
 @contextmanager
 def progress(what: str) -> Iterator[Any]:
-    """A progress bar on standard error while something long runs; yields a function of (done, total)."""
-    bar = Progress(
-        TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=err, transient=True
-    )
+    """A progress bar while something long runs, where standard error is a terminal; yields a function of (done, total)."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
     with bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total=None: bar.update(task, completed=done, total=total)

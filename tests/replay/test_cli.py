@@ -1,0 +1,284 @@
+"""The command line: what it prints, its exit codes, and that an error is a sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from replay_build import TRACES, put_run, put_step, turn
+
+from rolltape.replay import cli
+from rolltape.schema import RECORDS, ROW
+from rolltape.schema.paths import Part, RunPaths
+
+Run = Callable[..., tuple[int, str, str]]
+GROUP_REWARDS = TRACES / "0.2.0" / "group_rewards.jsonl"
+
+
+@pytest.fixture
+def rolltape(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call the command line; exit code, standard output and standard error."""
+
+    def run(*words: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rolltape", *map(str, words)])
+        monkeypatch.setenv("COLUMNS", "200")
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def is_one_sentence(text: str) -> bool:
+    return text.startswith("Error: ") and text.count("\n") == 1 and "Traceback" not in text
+
+
+# -- import and verify
+
+
+def test_an_imported_file_is_summed_up_and_verifies_clean(rolltape: Run, tmp_path: Path) -> None:
+    code, out, _ = rolltape("import", GROUP_REWARDS, "--run", tmp_path / "run")
+    assert (code, out) == (0, f"12 traces in 3 groups, 799 tokens → {tmp_path / 'run'}\n")
+    code, out, _ = rolltape("verify", tmp_path / "run")
+    assert code == 0
+    assert out.endswith("clean\n")
+    assert "1 files, 12 traces, 799 tokens" in out
+
+
+def test_expected_sums_pass_or_fail_naming_each_group(rolltape: Run, tmp_path: Path) -> None:
+    rolltape("import", GROUP_REWARDS, "--run", tmp_path / "run")
+    (tmp_path / "half.toml").write_text("[group_reward_sum]\nfastest = 0.5\n")
+    (tmp_path / "less.toml").write_text("[group_reward_sum]\nfastest = 0.4\n")
+    code, out, _ = rolltape("verify", tmp_path / "run", "--expect", tmp_path / "half.toml")
+    assert (code, out.splitlines()[-1]) == (0, "clean")
+    code, out, _ = rolltape("verify", tmp_path / "run", "--expect", tmp_path / "less.toml")
+    assert (code, out.splitlines()[-1]) == (1, "3 findings")
+    for group in (0, 1, 2):
+        assert f"(step 0, group {group}): reward 'fastest' adds up to 0.5 over 4 scored traces of group {group}" in out
+
+
+def test_findings_are_json_that_any_reader_takes_also_with_nan(rolltape: Run, tmp_path: Path) -> None:
+    put_run(tmp_path)
+    put_step(tmp_path, 0, [turn(id="a", reward=float("nan"))], fates={"a": "emitted"}, digest_converted=None)
+    (tmp_path / "e.toml").write_text("group_size = 2\n[group_reward_sum]\nok = inf\n")
+    code, out, err = rolltape("verify", tmp_path, "--json", "--expect", tmp_path / "e.toml")
+    report = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (code, err) == (1, "")
+    assert report["path"] == str(tmp_path)
+    assert report["run"] == "r1"
+    assert report["clean"] is False
+    assert {"reward_value", "expected_group_size"} <= {f["code"] for f in report["findings"]}
+    assert all({"code", "severity", "message"} <= f.keys() for f in report["findings"])
+
+
+def test_a_clean_run_is_json_too(rolltape: Run, tmp_path: Path) -> None:
+    put_run(tmp_path)
+    put_step(tmp_path, 0, [turn()])
+    code, out, _ = rolltape("verify", tmp_path, "--json")
+    report = json.loads(out)
+    assert (code, report["clean"], report["findings"], report["traces"]) == (0, True, [], 1)
+
+
+def test_warnings_are_shown_and_do_not_fail(rolltape: Run, tmp_path: Path) -> None:
+    put_run(tmp_path)
+    put_step(tmp_path, 0, [turn()])
+    RunPaths(tmp_path).commit(Part("train", 0, 0, "main")).unlink()
+    code, out, _ = rolltape("verify", tmp_path)
+    assert (code, out.splitlines()[-1]) == (0, "clean, 1 warnings")
+    assert "warning uncommitted" in out
+
+
+@pytest.mark.parametrize("what", ["traces", "commits"])
+def test_a_damaged_file_is_named_with_exit_code_1(rolltape: Run, tmp_path: Path, what: str) -> None:
+    put_run(tmp_path)
+    put_step(tmp_path, 0, [turn()])
+    [file] = (tmp_path / what).glob("*/*")
+    file.write_bytes(file.read_bytes()[:-20])
+    code, out, _ = rolltape("verify", tmp_path)
+    assert code == 1
+    assert str(file) in out
+    assert out.splitlines()[-1].startswith("1 findings")
+
+
+def test_lines_that_hold_no_trace_are_named_with_exit_code_1(rolltape: Run, tmp_path: Path) -> None:
+    lines = [json.dumps(turn(id="a")), "{", json.dumps(turn(id="a"))]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    code, out, _ = rolltape("import", tmp_path / "t.jsonl", "--run", tmp_path / "run")
+    assert code == 1
+    assert "line 2 skipped: no JSON" in out
+    assert "line 3 left out: trace a had come before" in out
+    code, out, _ = rolltape("import", tmp_path / "t.jsonl", "--run", tmp_path / "other", "--json")
+    report = json.loads(out)
+    assert (code, report["traces"], report["lines"], report["repeated"]) == (1, 1, 3, [[3, "a"]])
+
+
+def test_a_trace_that_came_before_alone_makes_exit_code_1(rolltape: Run, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("\n".join([json.dumps(turn())] * 2))
+    assert rolltape("import", tmp_path / "t.jsonl", "--run", tmp_path / "run")[0] == 1
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("verify", "{tmp}/nothing"), "does not exist; expected the folder of a recorded run"),
+        (("verify", "{tmp}"), "holds no run.json"),
+        (("verify", "{tmp}/file"), "is a file; a run is a folder"),
+        (("verify", "{tmp}/run", "--expect", "{tmp}/nothing.toml"), "no such file; expected a TOML file"),
+        (("verify", "{tmp}/run", "--expect", "{tmp}/file"), "no TOML"),
+        (("verify", "{tmp}/run", "--expect", "{tmp}/key.toml"), "'moons' is no expectation"),
+        (("verify", "{tmp}/newer"), "install a newer rolltape"),
+        (("verify", "{tmp}/torn"), "no readable JSON"),
+        (("import", "{tmp}/nothing", "--run", "{tmp}/new"), "no such file"),
+        (("import", "{tmp}/empty", "--run", "{tmp}/new"), "0 lines and no Verifiers trace"),
+        (("import", "{tmp}/file", "--run", "{tmp}/new"), "no Verifiers trace among them; line 1: no JSON"),
+        (("import", "{tmp}/file", "--run", "{tmp}/run"), "is not empty; choose a new folder"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(
+    rolltape: Run, tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    (tmp_path / "file").write_text("this is [no TOML\n")
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "key.toml").write_text("moons = 1\n")
+    put_run(tmp_path / "run")
+    put_run(tmp_path / "newer", schema="2.0")
+    put_run(tmp_path / "torn")
+    (tmp_path / "torn" / "run.json").write_text('{"run": ')
+    code, out, err = rolltape(*(w.format(tmp=tmp_path) for w in words))
+    assert (code, out) == (2, "")
+    assert says in err
+    assert is_one_sentence(err)
+
+
+@pytest.mark.parametrize("words", [("verify",), ("nonsense",), ("verify", ".", "--nonsense"), ("schema", "moon")])
+def test_bad_usage_is_exit_code_2(rolltape: Run, words: tuple[str, ...]) -> None:
+    code, _, err = rolltape(*words)
+    assert code == 2
+    assert "Traceback" not in err
+
+
+# -- schema
+
+
+def test_the_schema_is_printed_as_a_table_of_every_column(rolltape: Run) -> None:
+    code, out, _ = rolltape("schema")
+    assert code == 0
+    text = "".join(out.split())
+    for record in RECORDS:
+        for field in record.fields:
+            assert field.name in text
+
+
+def test_one_record_of_the_schema_can_be_chosen(rolltape: Run) -> None:
+    code, out, _ = rolltape("schema", "group")
+    assert code == 0
+    assert "first_sample_index" in "".join(out.split())
+    assert "logprobs" not in out
+
+
+def test_the_schema_as_json_says_everything_of_every_column(rolltape: Run) -> None:
+    code, out, _ = rolltape("schema", "--json")
+    said = json.loads(out)
+    assert (code, said["version"], said["fingerprint"]) == (0, "1.0", ROW.fingerprint)
+    assert [r["name"] for r in said["records"]] == ["trace", "group", "outcome", "step"]
+    for record, declared in zip(said["records"], RECORDS, strict=True):
+        assert [f["name"] for f in record["fields"]] == [f.name for f in declared.fields]
+        assert all(f["type"] and f["description"] and f["source"] for f in record["fields"])
+
+
+def test_the_schema_as_arrow_names_every_column_with_its_type(rolltape: Run) -> None:
+    code, out, _ = rolltape("schema", "trace", "--arrow")
+    assert code == 0
+    for field in pa.schema([f.arrow for f in RECORDS[0].fields]):
+        assert f"{field.name}: {field.type}" in out
+
+
+def test_the_version_says_which_schema_is_known(rolltape: Run) -> None:
+    code, out, _ = rolltape("--version")
+    assert code == 0
+    assert out.startswith("rolltape ")
+    assert out.endswith("schema 1.0\n")
+
+
+def test_help_lists_the_commands_of_both_sides(rolltape: Run) -> None:
+    code, out, _ = rolltape("--help")
+    assert code == 0
+    for command in ("demo", "record", "engine", "import", "verify", "schema"):
+        assert f" {command} " in out
+
+
+# -- without the live packages
+
+BLOCKED = """
+import sys
+from importlib.machinery import PathFinder
+names = ("verifiers", "renderers", "transformers", "aiohttp", "mcp", "openai", "torch")
+find = PathFinder.find_spec
+PathFinder.find_spec = classmethod(
+    lambda cls, name, path=None, target=None: None if name.split(".")[0] in names else find(name, path, target)
+)
+from rolltape.replay.cli import main
+main()
+"""
+
+
+def without_live_packages(*words: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a process that has the core packages only."""
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKED, *words], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("record", "env.toml", "--run", "r", "--engine", "http://127.0.0.1:1", "--model", "m"),
+        ("demo", "--run", "r"),
+        ("engine", "--port", "1"),
+    ],
+)
+def test_a_live_command_without_its_packages_says_what_to_install(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = without_live_packages(*(str(tmp_path / w) if w == "r" else w for w in words))
+    assert done.returncode == 2
+    assert "pip install 'rolltape[live]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reading_works_without_the_live_packages(tmp_path: Path) -> None:
+    done = without_live_packages("import", str(GROUP_REWARDS), "--run", str(tmp_path / "run"))
+    assert (done.returncode, done.stderr) == (0, "")
+    done = without_live_packages("verify", str(tmp_path / "run"))
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "clean")
+
+
+def test_a_command_that_cannot_be_loaded_takes_any_arguments_and_says_why(
+    rolltape: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cli._LIVE, "record", ("a_package_that_is_missing.cli", "record"))
+    code, _, err = rolltape("record", "env.toml", "--run", "r", "--model=m", "-x")
+    assert code == 2
+    assert is_one_sentence(err)
+    assert "`rolltape record` needs the extra 'live' (a_package_that_is_missing is missing)" in err
+
+
+def test_importing_the_reading_side_loads_no_live_package() -> None:
+    code = (
+        "import sys, rolltape.replay, rolltape.schema;"
+        "print([m for m in ('verifiers', 'renderers', 'transformers', 'aiohttp', 'torch', 'duckdb') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"

@@ -12,7 +12,6 @@ import datetime
 import decimal
 import enum
 import json
-import math
 import pathlib
 import re
 import uuid
@@ -57,7 +56,7 @@ def to_json(value: Any) -> tuple[str, bool]:
     except ValueError as error:
         if "JSON compliant" not in str(error):
             raise
-        text, exact = _STRICT(_finite(value)), False
+        text, exact = _STRICT(json.loads(_RAW(value), parse_constant=lambda _: None)), False
     _check_keys(value)
     cleaned, valid = clean_text(text)
     return cleaned, exact and valid
@@ -95,16 +94,6 @@ def _check_keys(value: Any) -> None:
             "".join(item)  # raises; the fastest way to look at every key
             item = item.values()
         todo += [v for v in item if isinstance(v, _NESTED)]
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return value
 
 
 def pack_extra(value: Mapping[str, Any]) -> bytes:

@@ -14,6 +14,7 @@ import enum
 import json
 import pathlib
 import re
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ _LOOSE = json.JSONEncoder(ensure_ascii=True, allow_nan=True, separators=(",", ":
 _RAW = json.JSONEncoder(ensure_ascii=False, allow_nan=True, separators=(",", ":")).encode
 _SPLIT_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _LONE = re.compile("[\ud800-\udfff]")
-_COMPRESS = zstandard.ZstdCompressor(level=3).compress
+_LOCAL = threading.local()
 _MAX_EXTRA = 1 << 32
 _DEEPEST = 100
 """Levels that `plain` goes down. JSON values never come to it, at any depth that `json` writes."""
@@ -96,6 +97,15 @@ def _check_keys(value: Any) -> None:
         todo += [v for v in item if isinstance(v, _NESTED)]
 
 
+def _compress(data: bytes) -> bytes:
+    """A zstd frame of `data`. A compressor a thread: two threads in one crash, or garble what they write."""
+    compressor = getattr(_LOCAL, "compressor", None)
+    if compressor is None:
+        compressor = _LOCAL.compressor = zstandard.ZstdCompressor(level=3)
+    packed: bytes = compressor.compress(data)
+    return packed
+
+
 def pack_extra(value: Mapping[str, Any]) -> bytes:
     """`value` as zstd-compressed JSON: ASCII-escaped, bytes inside it as base64 of their zstd frame.
 
@@ -108,8 +118,8 @@ def pack_extra(value: Mapping[str, Any]) -> bytes:
         value = {"$packed": True, "value": _pack(value)}
         text = _LOOSE(value)
     if "\\ud" in text and _SPLIT_PAIR.search(raw := _RAW(value)):
-        return _COMPRESS(raw.encode("utf-8", "surrogatepass"))
-    return _COMPRESS(text.encode("ascii"))
+        return _compress(raw.encode("utf-8", "surrogatepass"))
+    return _compress(text.encode("ascii"))
 
 
 def fits_extra(value: Any) -> bool:
@@ -143,7 +153,7 @@ def _unpack_extra(data: bytes) -> dict[str, Any]:
 
 def _pack(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return {"$bytes": base64.b64encode(_COMPRESS(bytes(value))).decode()}
+        return {"$bytes": base64.b64encode(_compress(bytes(value))).decode()}
     if isinstance(value, dict):
         return {("$" + k if k.startswith("$") else k): _pack(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -82,7 +82,7 @@ def renderer_config(settings: RendererSettings, *checkpoints: str) -> RendererCo
         raise BadInput(f"The renderer {name!r} cannot be set up with {given}: {problems}.") from error
 
 
-class RolloutClient(TrainClient):  # type: ignore[misc]
+class RolloutClient(TrainClient):
     """TrainClient with an explicit renderer, a pool filled off the event loop, and refusals that name a setting.
 
     Errors of its own are ProviderError; those no retry can change are `rolltape.record.transport.unsupported`'s.

@@ -128,15 +128,18 @@ def _refuse_codex(data: Mapping[str, Any]) -> None:
 
 def _import_dotted(data: Mapping[str, Any]) -> None:
     """Make ids with dots loadable: Verifiers 0.2.0 looks for a plugin inside its own package first, and that look-up
-    raises for a dotted id instead of going on to the id itself. So the module is put where it looks."""
-    for field, group in PLUGIN_GROUPS.items():
+    raises for a dotted id instead of going on to the id itself. So the module is put where it looks, as taskset and as
+    harness, for a taskset that bundles its harness is looked up as both."""
+    for field in PLUGIN_GROUPS:
         plugin = data.get(field)
         name = plugin.get("id") if isinstance(plugin, Mapping) else None
         if not isinstance(name, str) or "." not in name or "/" in name:
             continue
         module = name.replace("-", "_")
         try:
-            sys.modules.setdefault(f"{group}.{module}", importlib.import_module(module))
+            found = importlib.import_module(module)
+            for group in PLUGIN_GROUPS.values():
+                sys.modules.setdefault(f"{group}.{module}", found)
         except ModuleNotFoundError as error:
             raise BadInput(
                 f"The {field} {name!r} is not installed ({error}); install its package, or set PYTHONPATH."

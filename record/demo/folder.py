@@ -11,7 +11,7 @@ from rolltape.record.engine.tokenizer import write_tokenizer
 from rolltape.schema.errors import BadInput, RunConflict
 
 TASKSET = "rolltape.record.demo"
-"""The id of the demo's taskset and of its harness."""
+"""The id of the demo's taskset, which bundles its harness."""
 
 MARK = "# Written by `rolltape demo`."
 EXPECTATION = """{mark} For `rolltape verify`: in each group one rollout wins the race.
@@ -22,9 +22,6 @@ ENVIRONMENT = """{mark} The demo's environment, for `rolltape record`.
 [taskset]
 id = "{taskset}"
 seed = {seed}
-
-[harness]
-id = "{taskset}"
 """
 
 RUN_ENTRIES = frozenset({"run.json", "attempts", "traces", "commits", "journal", "annotations"})

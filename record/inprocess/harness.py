@@ -30,7 +30,7 @@ Message = dict[str, Any]
 """A chat message in OpenAI's wire shape."""
 
 
-class InProcessHarnessConfig(HarnessConfig):  # type: ignore[misc]
+class InProcessHarnessConfig(HarnessConfig):
     """Settings under `[harness]` in the environment's TOML."""
 
     tools: list[str] = Field(default_factory=list)
@@ -41,7 +41,7 @@ class InProcessHarnessConfig(HarnessConfig):  # type: ignore[misc]
     """Model turns before the rollout is ended as truncated; None leaves it to the environment's own `max_turns`."""
 
 
-class InProcessHarness(Harness[InProcessHarnessConfig]):  # type: ignore[misc]
+class InProcessHarness(Harness[InProcessHarnessConfig]):
     """Runs a rollout's conversation. Subclass it to give tools and a user per task, or name them in the config."""
 
     APPENDS_SYSTEM_PROMPT = True

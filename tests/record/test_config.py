@@ -108,6 +108,15 @@ def test_a_good_config_is_loaded_with_its_plugins(tmp_path: Path, taskset: str) 
     assert len(load_tasks(load_environment(config), rollouts=2)) == 3
 
 
+def test_a_dotted_taskset_runs_with_the_harness_it_bundles(tmp_path: Path) -> None:
+    plain = load_config(toml(tmp_path, '[taskset]\nid = "rolltape.record.demo"'))
+    assert (plain.harness.id, type(load_environment(plain).harness).__name__) == ("rolltape.record.demo", "StallHarness")
+    set_up = load_config(toml(tmp_path, '[taskset]\nid = "rolltape.record.demo"\n[harness]\nmax_turns = 4'))
+    assert (set_up.harness.id, set_up.harness.max_turns) == ("rolltape.record.demo", 4)
+    other = '[taskset]\nid = "rolltape.record.demo"\n[harness]\nid = "rolltape.record.inprocess"'
+    assert type(load_environment(load_config(toml(tmp_path, other))).harness).__name__ == "InProcessHarness"
+
+
 def test_tasks_with_group_rewards_need_two_rollouts(tmp_path: Path, taskset: str) -> None:
     config = load_config(toml(tmp_path, f'[taskset]\nid = "{taskset}"\n[harness]\nid = "null"'))
     with pytest.raises(BadInput, match=r"@group_reward better.*--rollouts 2"):

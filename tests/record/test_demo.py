@@ -19,7 +19,7 @@ from rolltape.record.demo.problems import (
 )
 from rolltape.record.engine import DemoEngine, write_tokenizer
 
-CONFIG = {"taskset": {"id": "rolltape.record.demo"}, "harness": {"id": "rolltape.record.demo"}}
+CONFIG = {"taskset": {"id": "rolltape.record.demo"}}
 
 
 async def play(folder: Path, *, seed: int, thinking: bool = False, only: int | None = None) -> list[list[Any]]:

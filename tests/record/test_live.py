@@ -30,7 +30,7 @@ from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.run import Run, open_run
 from rolltape.schema.errors import BadInput, RunConflict
 
-DEMO = '[taskset]\nid = "rolltape.record.demo"\n[harness]\nid = "rolltape.record.demo"\n'
+DEMO = '[taskset]\nid = "rolltape.record.demo"\n'
 numbers = itertools.count()
 
 

@@ -336,7 +336,7 @@ class _Encoder:
         """(`value` as valid JSON, whether the text says it exactly, `value` as JSON values)."""
         try:
             return *jsontext.to_json(value), value
-        except (TypeError, ValueError, RecursionError):
+        except Exception:  # also what an object of somebody else's raises
             known = jsontext.plain(value, path, self.problems)
             return *jsontext.to_json(known), known
 
@@ -369,7 +369,7 @@ def _text_or_json(value: Any) -> tuple[str | None, bool | None]:
         return _clean(value), None if value is None else False
     try:
         return jsontext.to_json(value)[0], True
-    except (TypeError, ValueError, RecursionError):  # named where the whole task is written
+    except Exception:  # named where the whole task is written
         return jsontext.to_json(jsontext.plain(value, "", []))[0], True
 
 

@@ -82,7 +82,7 @@ def as_json(value: Any, path: str, problems: list[str]) -> Any:
         text = _RAW(value)
         _check_keys(value)
         return from_json(text)
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # also what an object of somebody else's raises
         return plain(value, path, problems)
 
 
@@ -127,7 +127,7 @@ def fits_extra(value: Any) -> bool:
     try:
         _CHECK(value)
         _check_keys(value)
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # also what an object of somebody else's raises
         return False
     return True
 

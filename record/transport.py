@@ -20,7 +20,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -100,7 +100,7 @@ class _Session:
     closed: bool = False
 
 
-class _Lost(Exception):
+class Lost(Exception):
     """A connection failed; `sent` tells whether the engine may have the request."""
 
     def __init__(self, cause: BaseException, *, sent: bool) -> None:
@@ -109,7 +109,7 @@ class _Lost(Exception):
         self.sent = sent
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """The engine answered with an HTTP status other than 200."""
 
     def __init__(self, status: int, text: str, retry_after: str | None) -> None:
@@ -121,13 +121,14 @@ class _Refused(Exception):
 class SGLangTransport:
     """The `post` / `get` / `base_url` / `close` that Renderers and TrainClient use, over an SGLang engine or router.
 
+    `engine_url` may be a function, asked at each request: a trainer starts its engines after it has made its client.
     `request_seconds` bounds one HTTP request; None waits for ever. Errors raised by `post` are Verifiers'
     ProviderError, or OverlongPromptError where a length limit leaves no room (a truncation, not a failure).
     """
 
     def __init__(
         self,
-        engine_url: str,
+        engine_url: str | Callable[[], str],
         *,
         limits: Limits | None = None,
         defaults: SamplingDefaults | None = None,
@@ -137,7 +138,7 @@ class SGLangTransport:
         request_seconds: float | None = 1800.0,
         connections: int = 4096,
     ) -> None:
-        self.engine_url = engine_url.rstrip("/").removesuffix("/v1")
+        self._engine_url = engine_url
         self.limits = limits or Limits()
         self.defaults = defaults or SamplingDefaults()
         self.retry = retry or RetryPolicy()
@@ -153,6 +154,12 @@ class SGLangTransport:
         self._warned: set[str] = set()
 
     # What Renderers calls
+
+    @property
+    def engine_url(self) -> str:
+        """Address of the engine or router, without a slash or `/v1` at the end."""
+        url = self._engine_url() if callable(self._engine_url) else self._engine_url
+        return url.rstrip("/").removesuffix("/v1")
 
     @property
     def base_url(self) -> str:
@@ -290,13 +297,12 @@ class SGLangTransport:
     async def _generate(self, payload: Mapping[str, Any], session_id: str | None) -> tuple[Reply, int]:
         """Send `payload` until it is answered, and how often it was sent again."""
         headers = {ROUTING_HEADER: session_id} if self.routing_key and session_id else {}
-        data = json.dumps(payload).encode()
         started = time.monotonic()
         attempt = 1
         while True:
             try:
-                return await self._send(data, headers), attempt - 1
-            except _Lost as lost:
+                return await self._send(payload, headers), attempt - 1
+            except Lost as lost:
                 wait = self.retry.wait(attempt)
                 if isinstance(lost.cause, TimeoutError) and lost.sent:
                     self._abort_in_background(payload["rid"])
@@ -306,7 +312,7 @@ class SGLangTransport:
                     raise self._gave_up(_connection_text(lost.cause), attempt, started, 503) from lost.cause
                 if lost.sent:
                     await self._abort({"rid": payload["rid"]})
-            except _Refused as refused:
+            except Refused as refused:
                 wait = self.retry.wait(attempt, refused.retry_after)
                 if refused.status not in RETRIED_STATUSES:
                     raise _refusal(refused) from None
@@ -315,7 +321,9 @@ class SGLangTransport:
             await asyncio.sleep(wait)
             attempt += 1
 
-    async def _send(self, data: bytes, headers: Mapping[str, str]) -> Reply:
+    async def _send(self, payload: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
+        """Send `payload` once. Raises Lost, Refused, or ProviderError for a reply that cannot be used."""
+        data = json.dumps(payload).encode()
         timeout = aiohttp.ClientTimeout(total=self.request_seconds, sock_connect=10.0)
         headers = {"Content-Type": "application/json", **headers}
         try:
@@ -323,14 +331,14 @@ class SGLangTransport:
                 f"{self.engine_url}/generate", data=data, headers=headers, timeout=timeout
             ) as response:
                 if response.status != 200:
-                    raise _Refused(response.status, await _text(response), response.headers.get("Retry-After"))
+                    raise Refused(response.status, await _text(response), response.headers.get("Retry-After"))
                 raw = await response.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise _Lost(error, sent=False) from error
+            raise Lost(error, sent=False) from error
         except TimeoutError as error:
-            raise _Lost(error, sent=True) from error
+            raise Lost(error, sent=True) from error
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
-            raise _Lost(error, sent=True) from error
+            raise Lost(error, sent=True) from error
         except aiohttp.ClientError as error:
             raise ProviderError(f"The engine could not be asked: {_connection_text(error)}.") from error
         return _read(raw)
@@ -387,18 +395,24 @@ def clean_worker_url(url: str) -> str:
     return re.sub(r"@\d+/?$", "", url).rstrip("/")
 
 
-def _refusal(refused: _Refused) -> ProviderError:
+def _refusal(refused: Refused) -> ProviderError:
     """The error of a status that waiting does not change; a prompt too long for the model is a truncation."""
     if refused.status in (400, 413):
         return model_error(str(refused), status_code=refused.status)
     return ProviderError(str(refused), status_code=refused.status)
 
 
-def _read(raw: bytes) -> Reply:
+def checked(payload: object) -> Reply:
+    """The reply in the decoded JSON `payload`; raises ProviderError where it cannot be used."""
     try:
-        return read_reply(json.loads(raw))
+        return read_reply(payload)
     except BadReply as error:
         raise ProviderError(str(error), status_code=error.status) from None
+
+
+def _read(raw: bytes) -> Reply:
+    try:
+        return checked(json.loads(raw))
     except ValueError as error:
         start = raw[:200].decode(errors="replace")
         raise ProviderError(f"The engine's reply is not JSON ({error}); it begins with {start!r}.") from None

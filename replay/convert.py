@@ -38,6 +38,9 @@ from rolltape.replay.view import View, views
 from rolltape.schema.errors import CheckFailed
 from rolltape.schema.records import Group
 
+Arrays = tuple[npt.NDArray[np.int32], npt.NDArray[np.int8], npt.NDArray[np.float32]]
+"""Token ids, loss mask and log-probs of one Sample."""
+
 SampleGroup = list[Sample] | list[list[Sample]]
 """The Samples of a group: one a rollout (`reject`), or a list of siblings a rollout (`siblings`), uniformly."""
 
@@ -68,10 +71,12 @@ def convert(
     options = options or ConvertOptions()
     wanted = {t for g in groups for t in g.trace_ids}
     rows: dict[str, _Row] = {}
+    batches: list[_Rows] = []
     findings = repeated(traces)
     for view in views(traces):
         findings.extend(f for f in check_view(view, options) if f.trace_id in wanted)
-        rows.update(_Rows(view, options).by_id())
+        batches.append(_Rows(view, options))
+        rows.update(batches[-1].by_id())
     bad = {f.trace_id: f for f in reversed(findings) if f.severity == "error"}
     known, shared = members(traces), Shared.among(groups)
     result = Conversion([], findings, {})
@@ -85,6 +90,8 @@ def convert(
         start = max(start, (group.first_sample_index or 0) + sum(map(len, samples)))
         if samples:
             result.groups.append(samples if options.branch_policy == "siblings" else [s for [s] in samples])
+    for batch in batches:
+        batch.fill()
     findings.extend(_temperatures(traces, result))
     return result
 
@@ -204,6 +211,7 @@ class _Rows:
 
     def __init__(self, view: View, options: ConvertOptions) -> None:
         self.view, self.options = view, options
+        self.unfilled: list[tuple[Sample, Arrays]] = []
         self.error_types, self.error_messages = view.pylist("error_types"), view.pylist("error_messages")
         names = (
             "task_prompt",
@@ -224,7 +232,8 @@ class _Rows:
         places = np.flatnonzero(view.sampled)
         first = np.searchsorted(places, view.token_starts[:-1])
         self.first = np.append(places, len(view.sampled))[first].tolist()
-        self.prompt_tokens = _filled(view, "node_prompt_tokens") + _filled(view, "node_cached_tokens")
+        self.prompt_tokens = (_filled(view, "node_prompt_tokens") + _filled(view, "node_cached_tokens")).tolist()
+        self.node_sampled = view.node_sampled.tolist()
 
     task_prompt: list[str | None]
     task_prompt_is_json: list[bool | None]
@@ -260,9 +269,7 @@ class _Rows:
             i,
             0,
             range(first, end),
-            self.view.ids[start:stop].tolist(),
-            self.mask[response:stop].tolist(),
-            self.logprobs[response:stop].tolist(),
+            (self.view.ids[start:stop], self.mask[response:stop], self.logprobs[response:stop]),
         )
 
     def _branch(self, i: int, first: int, branch: Branch) -> Sample:
@@ -275,32 +282,41 @@ class _Rows:
         mask = self.mask[at] * trained
         begin = int(np.argmax(mask))
         values = np.where(mask[begin:] > 0, self.logprobs[at[begin:]], np.float32(0))
-        return self._sample(i, branch.index, nodes, self.view.ids[at].tolist(), mask[begin:].tolist(), values.tolist())
+        return self._sample(i, branch.index, nodes, (self.view.ids[at], mask[begin:], values))
 
-    def _sample(
-        self, i: int, branch: int, nodes: Sequence[int], tokens: list[int], mask: list[int], logprobs: list[float]
-    ) -> Sample:
-        """The field mapping."""
-        turns = [n for n in nodes if self.view.node_sampled[n]]
-        return Sample(
+    def _sample(self, i: int, branch: int, nodes: Sequence[int], arrays: Arrays) -> Sample:
+        """The field mapping. Token ids, mask and log-probs follow later (see `fill`)."""
+        turns = [n for n in nodes if self.node_sampled[n]]
+        sample = Sample(
             prompt=_prompt(_parsed(self.task_prompt[i], self.task_prompt_is_json[i], "")),
-            tokens=tokens,
             response=self._text(turns[-1]) if turns else "",
-            response_length=len(mask),
+            response_length=len(arrays[1]),
             label=_parsed(self.task_label[i], self.task_label_is_json[i], None),
             reward=self._reward(i),
-            loss_mask=mask,
             weight_versions=self._of_turns(self.turn_weight_version[i], i, turns),
-            rollout_log_probs=logprobs,
             status=self._status(i),
             metadata={"verifiers": self._metadata(i, branch)},
             routing_key=self.view.trace_ids[i],
             non_generation_time=self._waiting(i),
             prefix_cache_info={
                 "cached_tokens": sum(self._of_turns(self.turn_cached_tokens[i], i, turns)),
-                "total_prompt_tokens": int(self.prompt_tokens[turns].sum()),
+                "total_prompt_tokens": sum(self.prompt_tokens[n] for n in turns),
             },
         )
+        self.unfilled.append((sample, arrays))
+        return sample
+
+    def fill(self) -> None:
+        """Give the Samples made so far their token ids, masks and log-probs, when everything else is made.
+
+        While such lists are new, every pass of the garbage collector over new objects walks over all their items: made
+        one by one along with the rest they cost a quarter of the conversion.
+        """
+        for sample, (ids, mask, logprobs) in self.unfilled:
+            sample.tokens = ids.tolist()
+            sample.loss_mask = list(mask.tobytes())
+            sample.rollout_log_probs = logprobs.tolist()
+        self.unfilled.clear()
 
     def _text(self, node: int) -> str:
         return (self.view.contents[node].as_py() or "").strip()

@@ -220,7 +220,7 @@ def read_batches(path: str | Path, columns: Sequence[str] | None = None) -> Iter
     wanted = None if columns is None else [c for c in columns if c in names]
     for i in range(file.num_row_groups):
         try:
-            yield file.read_row_group(i, columns=wanted, use_threads=False)
+            yield file.read_row_group(i, columns=wanted)
         except (OSError, pa.ArrowException) as error:
             raise Damaged(
                 f"{path}: row group {i} does not read back ({error}); its bytes are not what was written. "

@@ -199,6 +199,33 @@ def test_groups_nest_alike_where_one_trace_of_them_has_two_branches() -> None:
     assert all(s.rollout_id is not None for s in flatten(made))
 
 
+def test_advantages_and_loss_weights_by_rollout_are_the_known_ones() -> None:
+    """The numbers Miles computes for two prompts of three rollouts, of which one has two samples (3 and 5 tokens)."""
+
+    def single(id: str, idx: int, reward: float, tokens: int) -> Record:
+        return trace(said(None, [1]), reply(0, [2], range(tokens)), id=id, idx=idx, rewards={"ok": reward})
+
+    fork = [said(None, [1]), reply(0, [2], range(3)), said(0, [3], "edited"), reply(2, [2], range(5))]
+    records = [
+        single("A", 0, 1.0, 4),
+        trace(*fork, id="B", rewards={"ok": 0.0}),
+        single("C", 0, 0.0, 2),
+        single("D", 1, 1.0, 4),
+        single("E", 1, 1.0, 4),
+        single("F", 1, 0.0, 4),
+    ]
+    conversion = converted(records, by_task(records), branch_policy="siblings")
+    advantages, sums = [], []
+    for made in conversion.groups:
+        rollouts = {s.rollout_id: s.reward for s in flatten(made) if isinstance(s.reward, float)}
+        mean, spread = statistics.fmean(rollouts.values()), statistics.stdev(rollouts.values())
+        for s in flatten(made):
+            advantages.append(round((rollouts[s.rollout_id] - mean) / spread, 4))
+            sums.append(sum(sum(o.loss_mask or []) for o in flatten(made) if o.rollout_id == s.rollout_id))
+    assert advantages == [1.1547, -0.5774, -0.5774, -0.5774, 0.5774, 0.5774, -1.1547]
+    assert sums == [4, 8, 8, 2, 4, 4, 4]
+
+
 # -- what was not scored is not 0
 
 
@@ -209,6 +236,13 @@ def test_a_trace_that_failed_before_scoring_has_no_reward_and_costs_its_group() 
     assert conversion.groups == []
     assert conversion.dropped["bad"] == ("error", "TaskError: no")
     assert conversion.dropped["a0"] == ("incomplete_group", "group 0 has 3 of 4 sound rollouts (1 error)")
+
+
+def test_a_step_in_which_everything_failed_converts_to_nothing_and_says_which_errors() -> None:
+    records = [turn(id=str(i), idx=i, reward=None, errors=[f"HarnessError: exit {i}"]) for i in range(3)]
+    conversion = converted(records, by_task(records))
+    assert (conversion.groups, conversion.findings) == ([], [])
+    assert conversion.dropped == {str(i): ("error", f"HarnessError: exit {i}") for i in range(3)}
 
 
 def test_a_trace_without_any_reward_is_refused_unless_the_trainer_scores() -> None:

@@ -312,8 +312,8 @@ def test_rows_come_a_row_group_at_a_time(tmp_path: Path) -> None:
     assert [trace_ids(b) for b in batches] == [["00", "01"], ["10", "11"], ["20", "21"]]
 
 
-def test_a_damaged_attempt_file_hides_no_rows(tmp_path: Path) -> None:
+def test_a_damaged_attempt_file_hides_no_step_that_it_did_not_take_back(tmp_path: Path) -> None:
     stepped_back(tmp_path)
     for text in ("", "{", "[]", json.dumps({"attempt": "x"}), json.dumps({"attempt": 1, "start_step": None})):
         RunPaths(tmp_path).attempt(1).write_text(text)
-        assert trace_ids(open_run(tmp_path).table()) == ["old0", "old1", "new2", "old3"]
+        assert trace_ids(open_run(tmp_path).table(steps=[0, 1, 2])) == ["old0", "old1", "new2"]

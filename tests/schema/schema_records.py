@@ -31,7 +31,7 @@ def record(**changes: Any) -> dict[str, Any]:
     times = {"start": 1.0, "end": 2.0}
     result = {
         "id": "t0",
-        "task": {"type": "ProbeTask", "data": {"idx": 0, "name": "probe#0", "prompt": "hi", "answer": "ho"}},
+        "task": {"type": "ProbeTask", "data": task_row()},
         "runtime": {"id": "workdir/t0", "type": "subprocess"},
         "nodes": [
             node(role="user", content="hi", ids=[5, 6], mask=[False, False]),
@@ -54,6 +54,22 @@ def record(**changes: Any) -> dict[str, Any]:
         "timing": {"start": 1.0, "setup": times, "generation": times, "finalize": times, "scoring": times},
     }
     return result | changes
+
+
+def task_row() -> dict[str, Any]:
+    """A task's row with all that Verifiers 0.2.0 writes of it."""
+    return {
+        "idx": 0,
+        "name": "probe#0",
+        "description": None,
+        "prompt": "hi",
+        "system_prompt": None,
+        "image": None,
+        "workdir": None,
+        "timeout": {"setup": None, "harness": None, "finalize": None, "scoring": None},
+        "resources": {"cpu": None, "memory": None, "gpu": None, "disk": None},
+        "answer": "ho",
+    }
 
 
 def node(

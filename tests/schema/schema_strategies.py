@@ -155,14 +155,14 @@ def containers(record: dict[str, Any]) -> list[list[Any]]:
     messages = [n["message"] for n in nodes if isinstance(n.get("message"), dict)]
     lists = [n[key] for n in nodes for key in LISTS if n.get(key) and isinstance(n[key], list)]
     inner = [inside[key] for inside, key in places(record) if isinstance(inside[key], dict | list)]
-    return [kind for kind in ([record], nodes, nodes, messages, lists, lists, inner) if kind]
+    return [kind for kind in ([record], nodes, messages, lists, lists, lists, inner) if kind]
 
 
 def mutate(draw: DrawFn, record: dict[str, Any]) -> None:
     """Change one thing somewhere in `record`."""
     inside = draw(st.sampled_from(draw(st.sampled_from(containers(record)))))
     keys = list(inside) if isinstance(inside, dict) else range(len(inside))
-    what = draw(st.sampled_from(["remove", "null", "replace", "retype", "add", "shuffle", "scores"]))
+    what = draw(st.sampled_from(["remove", "null", "odd", "odd", "replace", "retype", "add", "shuffle", "scores"]))
     if what == "add" or not keys:
         new = draw(JSON)
         if isinstance(inside, dict):
@@ -181,8 +181,10 @@ def mutate(draw: DrawFn, record: dict[str, Any]) -> None:
             del inside[key]
         elif what == "null":
             inside[key] = None
+        elif what == "odd":
+            inside[key] = draw(ODD)
         elif what == "replace":
-            inside[key] = draw(draw(st.sampled_from([ODD, JSON])))
+            inside[key] = draw(JSON)
         else:
             inside[key] = RETYPED[type(inside[key])](inside[key])
 

@@ -71,8 +71,9 @@ def sum_rewards(rewards: Sequence[Mapping[str, float | None]]) -> dict[str, Rewa
 
 
 def _fsum(values: Sequence[float]) -> float:
-    if not all(map(math.isfinite, values)):
-        return float(sum(values))
+    endless = [v for v in values if not math.isfinite(v)]
+    if endless:
+        return sum(endless)
     try:
         return math.fsum(values)
     except OverflowError:  # on the way, or of the sum

@@ -93,8 +93,7 @@ def _check_keys(value: Any) -> None:
         item = todo.pop()
         if isinstance(item, dict):
             "".join(item)  # raises; the fastest way to look at every key
-            item = item.values()
-        todo += [v for v in item if isinstance(v, _NESTED)]
+        todo += [v for v in (item.values() if isinstance(item, dict) else item) if isinstance(v, _NESTED)]
 
 
 def _compress(data: bytes) -> bytes:

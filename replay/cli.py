@@ -20,7 +20,7 @@ _LIVE = {
     "engine": ("rolltape.record.engine.cli", "engine"),
     "recover": ("rolltape.record.recover_cli", "recover"),
 }
-_ORDER = ("demo", "record", "engine", "import", "verify", "recover", "schema")
+_ORDER = ("demo", "record", "engine", "import", "verify", "convert", "recover", "schema")
 
 
 class _Commands(TyperGroup):
@@ -179,6 +179,46 @@ def verify_command(
     else:
         print_verification(str(run), result)
     raise typer.Exit(1 if result.errors else 0)
+
+
+@app.command("convert")
+def convert_command(
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    to: Annotated[
+        str, typer.Option("--out", help="Files to write, such as 'out/{rollout_id}.pt'; also .jsonl, .parquet.")
+    ],
+    step: Annotated[list[int] | None, typer.Option(help="Only this step; repeatable.", show_default=False)] = None,
+    evaluations: Annotated[
+        bool, typer.Option("--eval", help="Also the evaluations, as eval_<rollout id>.", show_default=False)
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the Samples of recorded steps as the trainer got them: a file a step, one step in memory at a time.
+
+    .pt (needs torch) is read by Miles with --load-debug-rollout-data; .jsonl and .parquet need nothing. Exit code: 0
+    written, 2 refused.
+    """
+    from rolltape.replay.export import export
+    from rolltape.replay.run import open_run
+
+    opened = open_run(run)
+    with progress("converting, files") as tell:
+        done: list[Any] = []
+        written = export(
+            opened,
+            to,
+            steps=step or None,
+            evaluations=evaluations,
+            overwrite=overwrite,
+            told=lambda file: (done.append(file), tell(len(done)))[1],
+        )
+    if as_json:
+        files = [{"path": str(file.path), "rollout_id": file.name, "samples": file.samples} for file in written]
+        print_json({"run": opened.run_id, "files": files})
+        return
+    for file in written:
+        out.print(f"{file.path}: {file.samples} samples", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_verification(path: str, result: Any) -> None:

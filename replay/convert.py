@@ -96,6 +96,27 @@ def convert(
     return result
 
 
+def convert_alone(
+    traces: pa.Table, options: ConvertOptions | None = None
+) -> tuple[dict[str, list[Sample]], list[Finding]]:
+    """Samples of each trace for itself, by trace id, and the findings: for evaluations, and for a look at one trace.
+
+    No group can cost a trace here, and no number is given. A trace that ended in an error becomes samples of status
+    `failed` where it has something sampled. What fails a check, or has nothing to train, is left out.
+    """
+    options = options or ConvertOptions()
+    made: dict[str, list[Sample]] = {}
+    findings = repeated(traces)
+    for view in views(traces):
+        findings.extend(check_view(view, options))
+        bad = {f.trace_id for f in findings if f.severity == "error"}
+        rows = _Rows(view, options)
+        made.update((t, row.samples()) for t, row in rows.by_id().items() if t not in bad)
+        rows.fill()
+    sound = {t: kept for t, samples in made.items() if (kept := [s for s in samples if any(s.loss_mask or ())])}
+    return sound, findings
+
+
 def _group(
     group: Group,
     rows: Mapping[str, _Row],
@@ -386,4 +407,4 @@ def _parsed(text: str | None, is_json: bool | None, missing: Any) -> Any:
     return json.loads(text) if is_json else text
 
 
-__all__ = ["Conversion", "Member", "SampleGroup", "convert", "flatten"]
+__all__ = ["Conversion", "Member", "SampleGroup", "convert", "convert_alone", "flatten"]

@@ -232,7 +232,7 @@ class _Rows:
 
     def __init__(self, view: View, options: ConvertOptions) -> None:
         self.view, self.options = view, options
-        self.unfilled: list[tuple[Sample, Arrays]] = []
+        self.unfilled: list[tuple[list[Any], npt.NDArray[Any]]] = []
         self.error_types, self.error_messages = view.pylist("error_types"), view.pylist("error_messages")
         names = (
             "task_prompt",
@@ -306,15 +306,20 @@ class _Rows:
         return self._sample(i, branch.index, nodes, (self.view.ids[at], mask[begin:], values))
 
     def _sample(self, i: int, branch: int, nodes: Sequence[int], arrays: Arrays) -> Sample:
-        """The field mapping. Token ids, mask and log-probs follow later (see `fill`)."""
+        """The field mapping. Token ids, mask and log-probs are put into their lists later (see `fill`)."""
         turns = [n for n in nodes if self.node_sampled[n]]
-        sample = Sample(
+        tokens, mask, logprobs = lists = ([], [], [])
+        self.unfilled.extend(zip(lists, arrays, strict=True))
+        return Sample(
             prompt=_prompt(_parsed(self.task_prompt[i], self.task_prompt_is_json[i], "")),
+            tokens=tokens,
             response=self._text(turns[-1]) if turns else "",
             response_length=len(arrays[1]),
             label=_parsed(self.task_label[i], self.task_label_is_json[i], None),
             reward=self._reward(i),
+            loss_mask=mask,
             weight_versions=self._of_turns(self.turn_weight_version[i], i, turns),
+            rollout_log_probs=logprobs,
             status=self._status(i),
             metadata={"verifiers": self._metadata(i, branch)},
             routing_key=self.view.trace_ids[i],
@@ -324,19 +329,15 @@ class _Rows:
                 "total_prompt_tokens": sum(self.prompt_tokens[n] for n in turns),
             },
         )
-        self.unfilled.append((sample, arrays))
-        return sample
 
     def fill(self) -> None:
-        """Give the Samples made so far their token ids, masks and log-probs, when everything else is made.
+        """Fill the token lists of the Samples made so far, when everything else is made.
 
-        While such lists are new, every pass of the garbage collector over new objects walks over all their items: made
-        one by one along with the rest they cost a quarter of the conversion.
+        A pass of the garbage collector over young objects walks over every item of young lists, which would take as long
+        as making them; extending a list that is there, unlike making one, does not bring the next pass nearer.
         """
-        for sample, (ids, mask, logprobs) in self.unfilled:
-            sample.tokens = ids.tolist()
-            sample.loss_mask = list(mask.tobytes())
-            sample.rollout_log_probs = logprobs.tolist()
+        for items, array in self.unfilled:
+            items.extend(array.tolist())
         self.unfilled.clear()
 
     def _text(self, node: int) -> str:

@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from rolltape.replay.findings import Finding
 from rolltape.replay.options import ConvertOptions
+from rolltape.replay.view import views
 from rolltape.schema.records import Group, sum_rewards
 
-_COLUMNS = ("trace_id", "task_idx", "task_key", "rewards", "error_types", "step")
+_COLUMNS = ("trace_id", "task_idx", "task_key", "rewards", "error_types")
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,8 @@ class Member:
 
 def members(table: pa.Table) -> dict[str, Member]:
     """Every trace of `table` by its id. Ids that stand twice are found by `repeated`."""
-    rows = table.select(list(_COLUMNS)).to_pylist(maps_as_pydicts="strict")
-    return {
-        r["trace_id"]: Member((r["task_idx"], r["task_key"]), r["rewards"] or {}, bool(r["error_types"])) for r in rows
-    }
+    rows = [row for view in views(table) for row in zip(*map(view.pylist, _COLUMNS), strict=True)]
+    return {trace: Member((idx, key), rewards or {}, bool(errors)) for trace, idx, key, rewards, errors in rows}
 
 
 def repeated(table: pa.Table) -> list[Finding]:

@@ -150,7 +150,7 @@ class View:
 
     def is_text(self, name: str, text: str) -> npt.NDArray[np.bool_]:
         """[N] whether a text column of the nodes says `text`."""
-        return _bits(pc.fill_null(pc.equal(_values(self.column(name)), text), False)).copy()
+        return _bits(pc.fill_null(pc.equal(_values(self.column(name)), text), False))
 
     @cached_property
     def linear(self) -> npt.NDArray[np.bool_]:
@@ -193,12 +193,19 @@ def _numbers(values: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _bits(values: pa.Array) -> npt.NDArray[np.bool_]:
-    result: npt.NDArray[np.bool_] = values.to_numpy(zero_copy_only=False)
-    return result
+    """Values of a boolean array; what stands at a null is undefined."""
+    return _unpacked(values, 1)
+
+
+def _unpacked(values: pa.Array, buffer: int) -> npt.NDArray[np.bool_]:
+    """The bits of an array's values (buffer 1) or validity (buffer 0); several times faster than `to_numpy`."""
+    end = values.offset + len(values)
+    packed = np.frombuffer(values.buffers()[buffer] or b"", np.uint8)
+    return np.unpackbits(packed, count=end, bitorder="little")[values.offset :].view(np.bool_)
 
 
 def _valid(values: pa.Array) -> npt.NDArray[np.bool_] | None:
     """Which values are no null; None where none is."""
     if not values.null_count:
         return None
-    return _bits(values.is_valid())
+    return _unpacked(values, 0)

@@ -1,17 +1,23 @@
 """Writing one part of a run: its Parquet file, then its commit. Used by the recorder and by `recover`.
 
-Rows are streamed: at most one row group is in memory beside what the caller holds.
+Rows are streamed: at most one row group is in memory beside what the caller holds. The commit counts what the file holds,
+not what was meant to be in it: a row that cannot be read or written is lost, and costs nothing but itself.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
+from rolltape.schema import jsontext
 from rolltape.schema.commits import Commit
 from rolltape.schema.encoding import Row
 from rolltape.schema.errors import RunConflict
@@ -21,8 +27,30 @@ from rolltape.schema.paths import Part, RunPaths
 from rolltape.schema.records import Group, Outcome, Step
 from rolltape.schema.table import rows_to_table, with_outcomes
 
-CHUNK_BYTES = 128 << 20
-"""Rows of a row group in memory, roughly."""
+logger = logging.getLogger(__name__)
+
+Record = TypeVar("Record", Group, Step)
+
+CHUNK_BYTES = 16 << 20
+"""Rows of a row group in memory, roughly. Writing takes a few times that; larger row groups are hardly smaller on disk."""
+
+
+@dataclass
+class Tally:
+    """What went into a part."""
+
+    traces: list[str] = field(default_factory=list)
+    unwritable: list[str] = field(default_factory=list)
+    """Traces that no table can be made of."""
+    sums: Counter[str] = field(default_factory=Counter)
+    """Tokens, sampled tokens and turns."""
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Count rows that are in a table."""
+        for row in rows:
+            v = row.values
+            self.traces.append(v["trace_id"])
+            self.sums.update(tokens=v["num_tokens"], sampled_tokens=v["num_sampled"], turns=v["num_turns"])
 
 
 def write_part(
@@ -35,47 +63,123 @@ def write_part(
     step: Step,
     versions: Mapping[str, str],
     sums: Mapping[str, Any] | None = None,
+    tried: set[bytes] | None = None,
 ) -> Commit:
-    """Write a part and commit it. `rows` come in the order of the file.
+    """Write a part and commit it. `rows` come in the order of the file; `step.counts` are those known at the step's end.
 
-    Raises RunConflict where the part was committed before, OSError where it cannot be written; then nothing is committed.
+    `tried` collects the commits of failed calls: one of them on disk is this part's own. Raises RunConflict where the part
+    was committed before, OSError where it cannot be written; then nothing is committed.
     """
-    tally: Counter[str] = Counter()
-    by_trace = {o.trace_id: o for o in outcomes}
+    tried = set() if tried is None else tried
+    done = _committed(paths, part, tried)
+    if done is not None:
+        return done
+    tally = Tally()
+    sound = [sound_outcome(o) for o in outcomes]
     file = write_parquet(
         paths.parquet(part),
-        (with_outcomes(t, by_trace.values()) for t in chunks(rows, tally)),
+        (with_outcomes(table, sound) for table in chunks(rows, tally)),
         {name: versions[name] for name in ("rolltape", "verifiers", "renderers") if name in versions},
     )
     commit = Commit(
         part=part,
         file=file,
         groups=sorted(groups, key=lambda g: g.group_index),
-        step=step,
-        sums={**tally, **(sums or {})},
+        step=counted(step, sound, tally.traces),
+        sums={**{name: tally.sums[name] for name in ("tokens", "sampled_tokens", "turns")}, **(sums or {})},
         fingerprint=ROW.fingerprint,
         written_at=time.time(),
     )
-    if not put_once(paths.commit(part), commit.to_bytes()):
-        raise RunConflict(
-            f"{paths.commit(part)}: this part was committed before; resume the run to record a step again, and give each "
-            "writer a name of its own."
-        )
+    data = commit.to_bytes()
+    tried.add(data)
+    if not put_once(paths.commit(part), data):
+        raise _conflict(paths, part)
     return commit
 
 
-def chunks(rows: Iterable[Row], tally: Counter[str] | None = None) -> Iterator[pa.Table]:
-    """Tables of about CHUNK_BYTES, or of one row. Adds tokens, sampled tokens and turns to `tally`."""
+def _committed(paths: RunPaths, part: Part, tried: set[bytes]) -> Commit | None:
+    """The part's commit, where one of `tried` reached the disk although it was said to have failed."""
+    path = paths.commit(part)
+    if not path.exists():
+        return None
+    if path.read_bytes() not in tried:
+        raise _conflict(paths, part)
+    return Commit.read(path)
+
+
+def _conflict(paths: RunPaths, part: Part) -> RunConflict:
+    return RunConflict(
+        f"{paths.commit(part)}: writer {part.writer!r} has committed step {part.step} of {part.split!r} in attempt "
+        f"{part.attempt} already; resume the run to record a step again, and give each writer a name of its own."
+    )
+
+
+def counted(step: Step, outcomes: Sequence[Outcome], traces: Sequence[str]) -> Step:
+    """`step` with the counts of the traces that are there: started tries, ended ones by disposition, and the lost rest.
+
+    Where traces that were there when the step ended are lost, its digests are left out: no replay can make them again.
+    """
+    by_trace = {o.trace_id: o.disposition for o in outcomes}
+    said = Counter(by_trace[t] for t in traces if t in by_trace)
+    before = {k: n for k, n in step.counts.items() if k not in ("started", "lost")}
+    started = max(step.counts.get("started", 0), len(traces), sum(before.values()))
+    step = replace(step, counts={"started": started, **dict(sorted(said.items())), "lost": started - said.total()})
+    if said.total() < sum(before.values()):
+        step = replace(step, digest_converted=None, digest_handed=None)
+    return step
+
+
+def sound_outcome(outcome: Outcome) -> Outcome:
+    """`outcome` as it can be written: valid text, JSON values, arrays of the right kind. What a hook gave may be anything."""
+    reason, reward = outcome.reason, outcome.handed_reward
+    try:
+        json.dumps(reward)
+    except (TypeError, ValueError, RecursionError):
+        reward = jsontext.plain(reward, "", [])
+    return replace(
+        outcome,
+        reason=None if reason is None else jsontext.clean_text(str(reason))[0],
+        handed_reward=reward,
+        remove_sample=None if outcome.remove_sample is None else tuple(map(bool, outcome.remove_sample)),
+        logprobs=None if outcome.logprobs is None else np.asarray(outcome.logprobs, np.float32),
+    )
+
+
+def sound_record(record: Record) -> Record:
+    """A group or step record with JSON values only."""
+    data = record.to_dict()
+    try:
+        json.dumps(data)
+    except (TypeError, ValueError, RecursionError):
+        return type(record).from_dict(jsontext.plain(data, "", []))
+    return record
+
+
+def chunks(rows: Iterable[Row], tally: Tally | None = None) -> Iterator[pa.Table]:
+    """Tables of about CHUNK_BYTES, or of one row. A row that no table can be made of is left out, and told in `tally`."""
+    tally = Tally() if tally is None else tally
     chunk: list[Row] = []
     size = 0
     for row in rows:
-        if tally is not None:
-            v = row.values
-            tally.update(tokens=v["num_tokens"], sampled_tokens=v["num_sampled"], turns=v["num_turns"])
         if chunk and size + row.nbytes > CHUNK_BYTES:
-            yield rows_to_table(chunk)
+            yield _table(chunk, tally)
             chunk, size = [], 0
         chunk.append(row)
         size += row.nbytes
     if chunk:
-        yield rows_to_table(chunk)
+        yield _table(chunk, tally)
+
+
+def _table(rows: list[Row], tally: Tally) -> pa.Table:
+    try:
+        table = rows_to_table(rows)
+    except MemoryError:
+        raise
+    except Exception:
+        if len(rows) == 1:
+            logger.exception("trace %s cannot be written", rows[0].values["trace_id"])
+            tally.unwritable.append(rows[0].values["trace_id"])
+            return rows_to_table([])
+        return pa.concat_tables([_table([row], tally) for row in rows]).combine_chunks()
+    tally.add(rows)
+    return table

@@ -6,42 +6,39 @@
 The order at a commit is fixed: outcomes, groups and the step are journaled, the file is whole and synced under its name,
 the commit is put, the journal is emptied. Whatever a writer that dies in between leaves is settled by `recover`.
 
-Recording never stops training. Every wait is bounded; what cannot be written stays in memory, is tried again in the
-background, counts as not durable, and where memory for it runs out as lost. `strict` raises instead.
+Recording never stops training. Three threads do the work: one encodes, one writes the journal, one writes Parquet files. Every
+wait for them is bounded; what cannot be written stays in memory, is tried again in the background, counts as not durable,
+and where memory for it runs out as lost. `strict` raises instead.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import json
+import errno
 import logging
-import os
 import time
-import uuid
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
 
-from rolltape.record.journal import is_alive
-from rolltape.record.parts import chunks, write_part
-from rolltape.record.recover import Recovered, recover
+from rolltape.record.folder import Home, enter, joined_attempt, next_attempt, one_at_a_time
+from rolltape.record.parts import chunks, counted, sound_outcome, sound_record, write_part
+from rolltape.record.recover import Recovered, outcome_record, settle
 from rolltape.record.secrets import Secrets
-from rolltape.record.store import Entry, JournalStore, StepKey, StoreOptions, WriterThread
-from rolltape.replay.run import open_run
+from rolltape.record.store import JournalStore, StepKey, StoreOptions
+from rolltape.record.worker import Worker
+from rolltape.schema import jsontext
 from rolltape.schema.commits import Commit
 from rolltape.schema.encoding import record_of, row_of
 from rolltape.schema.errors import BadInput, RolltapeError, RunConflict
-from rolltape.schema.fields import SCHEMA_VERSION
-from rolltape.schema.parquet import put_once
 from rolltape.schema.paths import Part, RunPaths, check_name, folder_of
 from rolltape.schema.records import Context, Group, Outcome, Step
 from rolltape.schema.table import rows_to_table
@@ -49,6 +46,9 @@ from rolltape.schema.table import rows_to_table
 logger = logging.getLogger(__name__)
 
 __all__ = ["Committed", "NotRecorded", "Recorder", "StoreOptions", "folder_of", "installed_versions"]
+
+_LONGEST_PAUSE = 60.0
+_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class NotRecorded(RolltapeError, OSError):
@@ -76,12 +76,12 @@ class RecorderStatus:
     pending_steps: int
     """Steps that ended and are not on disk."""
     lost: int
-    """Traces given up because memory for what cannot be written ran out."""
+    """Traces that are neither on disk nor in memory any more: given up because memory for them ran out, or unreadable."""
     error: str | None
     """What is wrong at the moment."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Pending:
     """A step that ended and is not on disk."""
 
@@ -90,7 +90,21 @@ class _Pending:
     outcomes: list[Outcome]
     groups: Sequence[Group]
     step: Step
-    done: bool = False
+    rows: int
+    """Recorded when it ended."""
+    late: int
+    """Not in the journal before their Samples went on."""
+    commit: Commit | None = None
+    noted: bool = False
+    """Whether the journal was told how it ended."""
+    given_up: int = 0
+    """Of its rows, for want of memory."""
+    failed: bool = False
+    """Whether it could not be written, or not in time."""
+    tries: int = 0
+    due: float = 0.0
+    """When it is tried again, by the monotonic clock."""
+    tried: set[bytes] = field(default_factory=set)
 
 
 class Recorder:
@@ -114,16 +128,17 @@ class Recorder:
         self.options, self.secrets, self.strict = store, secrets, strict
         self.recovered = recovered
         """What opening the run settled."""
-        self._thread = WriterThread(f"rolltape-{writer}", self._retry, store.retry_seconds)
-        journal = paths.journal(attempt, writer) if store.journal else None
-        self._store = JournalStore(journal, store, self._thread)
-        self._store.begin()
+        self._home = Home(paths, attempt)
+        self._store = JournalStore(paths.journal(attempt, writer), store, self._home.check)
+        self._commits = Worker(f"rolltape-commit-{writer}", self._retry, store.retry_seconds)
+        self._encoder = ThreadPoolExecutor(1, f"rolltape-encode-{writer}")
+        self._lock = Lock()
         self._started: Counter[StepKey] = Counter()
         self._late: Counter[StepKey] = Counter()
-        self._ended: set[StepKey] = set()
         self._pending: list[_Pending] = []
         self._lost = 0
         self._not_durable = 0
+        self._error: str | None = None
 
     @classmethod
     def open(
@@ -155,13 +170,15 @@ class Recorder:
         rows_to_table([])  # pyarrow imports pandas at its first array, for seconds; not while episodes run
         secrets = secrets or Secrets()
         paths = RunPaths(Path(path))
-        run_id = _enter(paths, {"model": model, "tokenizer": tokenizer, "taskset": taskset}, resume)
         versions = {**installed_versions(), **(versions or {})}
-        with _one_at_a_time(paths):
-            recovered = recover(paths.root)
-            attempt = _joined_attempt(paths, writer)
+        run_id = enter(paths, {"model": model, "tokenizer": tokenizer, "taskset": taskset}, resume)
+        with one_at_a_time(paths):
+            recovered = settle(paths)
+            for fault in recovered.faults:
+                logger.warning("left by an earlier writer: %s", fault)
+            attempt = joined_attempt(paths, writer)
             if attempt is None:
-                attempt = _next_attempt(paths, start_step, secrets.mask(dict(settings or {})), versions)
+                attempt = next_attempt(paths, start_step, secrets.mask(dict(settings or {})), versions)
             return cls(
                 paths,
                 run_id,
@@ -178,8 +195,10 @@ class Recorder:
 
     def started(self, split: str, step: int, n: int = 1, eval_name: str | None = None) -> None:
         """Count `n` tries that begin now."""
-        self._started[split, step, eval_name] += n
-        self._store.note("started", {"split": split, "step": step, "eval_name": eval_name, "n": n})
+        key = (split, step, eval_name)
+        with self._lock:
+            self._started[key] += n
+        self._store.note("started", {**_place(key), "n": n}, key)
 
     async def trace(self, trace: Any, context: Context) -> bool:
         """Record an ended try; whether the journal has it. Waits at most `ack_seconds` for that.
@@ -188,34 +207,33 @@ class Recorder:
         recorded again (its group scores are in) replaces the earlier row. Raises BadInput where it is no trace or its step
         has ended, and NotRecorded where `strict` is set and the journal cannot be written.
         """
-        snapshot = trace if isinstance(trace, dict) else record_of(trace)
-        key = self._open_key(context)
-        done = await asyncio.to_thread(self._put, key, snapshot, context)
-        if done.done():
-            return self._acknowledged(key, done.result())
+        key, problems = self._key(context), list[str]()
         try:
-            durable = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(done)), self.options.ack_seconds)
-        except TimeoutError:
-            durable = False
-        return self._acknowledged(key, durable)
+            snapshot = trace if isinstance(trace, dict) else record_of(trace, problems)
+            loop = asyncio.get_running_loop()
+            done = await loop.run_in_executor(self._encoder, self._put, key, snapshot, context, problems)
+        except Exception as error:
+            return self._unrecorded(trace, error)
+        await self._store.worker.arrived(done, self.options.ack_seconds)
+        return self._acknowledged(key, done)
 
     def add(self, trace: Any, context: Context) -> bool:
         """`trace` for callers without an event loop."""
-        key = self._open_key(context)
-        done = self._put(key, trace if isinstance(trace, dict) else record_of(trace), context)
+        key, problems = self._key(context), list[str]()
         try:
-            durable = done.result(self.options.ack_seconds)
-        except FutureTimeout:
-            durable = False
-        return self._acknowledged(key, durable)
+            snapshot = trace if isinstance(trace, dict) else record_of(trace, problems)
+            done = self._put(key, snapshot, context, problems)
+        except Exception as error:
+            return self._unrecorded(trace, error)
+        self._store.worker.wait(done, self.options.ack_seconds)
+        return self._acknowledged(key, done)
 
-    def _open_key(self, context: Context) -> StepKey:
-        key = (context.split, context.step, context.eval_name)
-        if key in self._ended:
-            raise BadInput(f"step {context.step} of {context.split!r} has ended; its traces can no longer be recorded.")
-        return key
+    def _key(self, context: Context) -> StepKey:
+        if self._store.closed:
+            raise BadInput("the recorder is closed; open the run again to go on.")
+        return context.split, context.step, context.eval_name
 
-    def _put(self, key: StepKey, snapshot: dict[str, Any], context: Context) -> Future[bool]:
+    def _put(self, key: StepKey, snapshot: dict[str, Any], context: Context, problems: list[str]) -> Future[bool]:
         placed = replace(
             context,
             run=self.run_id,
@@ -223,36 +241,52 @@ class Recorder:
             writer=self.writer,
             verifiers_version=context.verifiers_version or self.versions.get("verifiers"),
         )
-        row = row_of(self.secrets.mask_record(snapshot), placed)
-        return self._store.put(key, row, {"split": key[0], "step": key[1], "eval_name": key[2]})
+        row = row_of(self._masked(snapshot, problems), placed, problems)
+        return self._store.put(key, row, _place(key))
 
-    def _acknowledged(self, key: StepKey, durable: bool) -> bool:
-        if durable or not self.options.journal:
-            return durable
+    def _masked(self, record: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+        try:
+            return self.secrets.mask_record(record)
+        except RecursionError:  # nested too deeply, or without end
+            flat = {k: jsontext.plain(v, k, problems) for k, v in record.items() if k != "nodes"}
+            return self.secrets.mask_record({k: flat.get(k, v) for k, v in record.items()})
+
+    def _unrecorded(self, trace: Any, error: Exception) -> bool:
+        """A trace that could not be taken apart is lost, and stops nobody."""
+        if isinstance(error, BadInput):
+            raise error
+        name = trace.get("id") if isinstance(trace, dict) else getattr(trace, "id", None)
+        logger.exception("trace %s could not be recorded", name, exc_info=error)
+        with self._lock:
+            self._lost += 1
         if self.strict:
-            raise NotRecorded(
-                f"a trace of step {key[1]} is not in the journal: {self._store.error or 'no answer in time'}."
-            )
-        self._not_durable += 1
-        self._late[key] += 1
+            raise NotRecorded(f"trace {name} could not be recorded: {type(error).__name__}: {error}") from error
         return False
 
-    def rows(
-        self, split: str, step: int, eval_name: str | None = None, *, traces: Container[str] | None = None
-    ) -> pa.Table:
-        """Rows recorded so far for a step, sorted by group, rollout and try: the table that conversion reads.
+    def _acknowledged(self, key: StepKey, done: Future[bool]) -> bool:
+        if done.done() and done.exception() is None and done.result():
+            return True
+        if not self.options.journal:
+            return False
+        if self.strict:
+            why = self._store.error or f"no answer within {self.options.ack_seconds} s"
+            raise NotRecorded(f"a trace of step {key[1]} is not in the journal: {why}.")
+        with self._lock:
+            self._not_durable += 1
+            self._late[key] += 1
+        return False
 
-        `traces`: only those of these ids.
-        """
-        entries = self._store.entries((split, step, eval_name))
-        wanted = entries if traces is None else [e for e in entries if e.trace_id in traces]
-        tables = list(chunks(map(self._store.row, wanted)))
+    def rows(self, split: str, step: int, eval_name: str | None = None) -> pa.Table:
+        """Rows recorded so far for a step, sorted by group, rollout and try: the table that conversion reads."""
+        tables = list(chunks(self._store.rows((split, step, eval_name))))
         return pa.concat_tables(tables) if tables else rows_to_table([])
 
     @property
     def status(self) -> RecorderStatus:
         """How recording goes."""
-        return RecorderStatus(self._not_durable, len(self._pending), self._lost, self._store.error)
+        with self._lock:
+            lost = self._lost + sum(p.given_up for p in self._pending)
+            return RecorderStatus(self._not_durable, len(self._pending), lost, self._store.error or self._error)
 
     # -- when a step ends
 
@@ -272,14 +306,10 @@ class Recorder:
         journal and is tried again in the background. Raises RunConflict where this writer has committed the step in this
         attempt before, BadInput where a recorded trace has no outcome, NotRecorded where `strict` is set and it fails.
         """
-        pending, done = self._end((split, step, eval_name), groups, list(outcomes), record)
-        try:
-            commit = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(done)), self.options.commit_seconds)
-        except TimeoutError:
-            return self._uncommitted(pending, f"no answer within {self.options.commit_seconds} s")
-        except OSError as error:
-            return self._uncommitted(pending, str(error))
-        return Committed(pending.step, commit)
+        end = partial(self._end, (split, step, eval_name), list(groups), list(outcomes), record)
+        pending, done = await asyncio.get_running_loop().run_in_executor(self._encoder, end)
+        await self._commits.arrived(done, self.options.commit_seconds)
+        return self._committed(pending, done)
 
     def commit_now(
         self,
@@ -292,61 +322,94 @@ class Recorder:
         eval_name: str | None = None,
     ) -> Committed:
         """`commit` for callers without an event loop."""
-        pending, done = self._end((split, step, eval_name), groups, list(outcomes), record)
-        try:
-            return Committed(pending.step, done.result(self.options.commit_seconds))
-        except FutureTimeout:
-            return self._uncommitted(pending, f"no answer within {self.options.commit_seconds} s")
-        except OSError as error:
-            return self._uncommitted(pending, str(error))
+        pending, done = self._end((split, step, eval_name), list(groups), list(outcomes), record)
+        self._commits.wait(done, self.options.commit_seconds)
+        return self._committed(pending, done)
 
     def _end(
         self, key: StepKey, groups: Sequence[Group], outcomes: list[Outcome], record: Step
     ) -> tuple[_Pending, Future[Commit]]:
-        """Close a step and hand it to the writing thread."""
+        """Close a step and hand it to the thread that commits."""
         part = Part(folder_of(key[0], key[2]), key[1], self.attempt, self.writer)
-        if key in self._ended or self.paths.commit(part).exists():
+        traces = self._store.end(key)
+        if traces is None:
             raise RunConflict(
                 f"{self.paths.commit(part)}: writer {self.writer!r} has committed step {key[1]} of {key[0]!r} in attempt "
                 f"{self.attempt} already; resume the run to record a step again."
             )
-        counts = self._counts(key, self._store.entries(key), outcomes)
-        place = {"split": key[0], "eval_name": key[2], "step": key[1], "attempt": self.attempt, "writer": self.writer}
-        step = Step.from_dict({**record.to_dict(), **place, "counts": counts})
-        pending = _Pending(key, part, outcomes, groups, step)
-        self._journal_end(pending)
-        self._ended.add(key)
-        self._pending.append(pending)
-        return pending, self._thread.submit(lambda: self._write(pending))
-
-    def _counts(self, key: StepKey, entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> dict[str, int]:
-        """Started tries, and ended ones by disposition; `lost` is what started and left no row."""
-        known = {e.trace_id for e in entries}
-        said = Counter(o.disposition for o in outcomes if o.trace_id in known)
-        silent = len(entries) - said.total()
+        silent = len(set(traces) - {o.trace_id for o in outcomes})
         if silent:
+            self._store.end(key, False)
             raise BadInput(
-                f"{silent} of {len(entries)} traces of step {key[1]} have no outcome; every recorded trace needs one."
+                f"{silent} of {len(traces)} traces of step {key[1]} have no outcome; every recorded trace needs one."
             )
-        started = max(self._started[key], len(entries))
-        return {"started": started, **dict(sorted(said.items())), "lost": started - len(entries)}
+        with self._lock:
+            started, late = self._started.pop(key, 0), self._late.pop(key, 0)
+        place = {**_place(key), "attempt": self.attempt, "writer": self.writer, "counts": {"started": started}}
+        step = counted(replace(sound_record(record), **place), outcomes, traces)
+        pending = _Pending(key, part, outcomes, groups, step, len(traces), late)
+        with self._lock:
+            self._pending.append(pending)
+        return pending, self._commits.submit(partial(self._commit, pending))
+
+    def _committed(self, pending: _Pending, done: Future[Commit]) -> Committed:
+        """What became of a step within the time that may be waited for it."""
+        error = done.exception() if done.done() else TimeoutError(f"no answer within {self.options.commit_seconds} s")
+        if error is None:
+            commit = done.result()
+            return Committed(commit.step, commit)
+        if isinstance(error, RunConflict):
+            raise error
+        pending.failed = True
+        self._bound_memory()
+        message = f"step {pending.key[1]} of {pending.key[0]!r} is not on disk: {error}"
+        if self.strict:
+            raise NotRecorded(message + ".") from error
+        logger.warning("%s; it is tried again in the background", message)
+        return Committed(pending.step, None, message)
+
+    # -- in the thread that commits
+
+    def _commit(self, pending: _Pending) -> Commit:
+        """Write and commit a part, unless that is done."""
+        if pending.commit is not None:
+            return pending.commit
+        try:
+            self._journal_end(pending)
+            self._home.check()
+            pending.commit = self._write(pending)
+        except RunConflict:
+            self._forget(pending, self._store.leave(pending.key))
+            raise
+        except Exception as error:
+            pending.failed, pending.tries = True, pending.tries + 1
+            pending.due = time.monotonic() + min(self.options.retry_seconds * 2**pending.tries, _LONGEST_PAUSE)
+            self._error = f"step {pending.key[1]} of {pending.key[0]!r}: {error}"
+            raise
+        self._error = None
+        self._forget(pending, pending.rows - pending.commit.file.rows)
+        self._store.worker.wait(self._store.drop(pending.key), self.options.ack_seconds)
+        return pending.commit
 
     def _journal_end(self, pending: _Pending) -> None:
         """Journal what is known of a step when it ends, so that a crash from here on leaves the whole of it."""
-        split, step, name = pending.key
-        place = {"split": split, "step": step, "eval_name": name}
+        if pending.noted:
+            return
+        pending.noted = True
+        key, place = pending.key, _place(pending.key)
+        pending.outcomes = [sound_outcome(o) for o in pending.outcomes]
+        pending.groups = [sound_record(g) for g in pending.groups]
         for group in pending.groups:
-            self._store.note("group", {**place, "group": group.to_dict()})
-        self._store.note("outcome", {**place, "outcomes": [_outcome_dict(o) for o in pending.outcomes]})
-        self._store.note("step", {**place, "record": pending.step.to_dict()})
+            self._store.note("group", {**place, "group": group.to_dict()}, key)
+        said, arrays = outcome_record(pending.outcomes)
+        self._store.note("outcome", {**place, "outcomes": said}, key, arrays)
+        done = self._store.note("step", {**place, "record": pending.step.to_dict()}, key)
+        self._store.worker.wait(done, self.options.ack_seconds)
 
     def _write(self, pending: _Pending) -> Commit:
-        """Write and commit a part. In the writing thread."""
-        if self._late[pending.key]:
-            logger.warning(
-                "step %d: %d traces went on before they were journaled", pending.key[1], self._late[pending.key]
-            )
-        commit = write_part(
+        if pending.late:
+            logger.warning("step %d: %d traces went on before they were journaled", pending.key[1], pending.late)
+        return write_part(
             self.paths,
             pending.part,
             self._store.rows(pending.key),
@@ -354,69 +417,60 @@ class Recorder:
             groups=pending.groups,
             step=pending.step,
             versions=self.versions,
-            sums={"not_durable": self._late[pending.key], "lost_before": self._lost},
+            sums={"not_durable": pending.late, "lost_before": self._lost},
+            tried=pending.tried,
         )
-        self._forget(pending)
-        return commit
 
-    def _forget(self, pending: _Pending) -> None:
-        pending.done = True
-        self._store.drop(pending.key)
-        self._pending = [p for p in self._pending if p is not pending]
-        for counter in (self._started, self._late):
-            counter.pop(pending.key, None)
+    def _forget(self, pending: _Pending, lost: int) -> None:
+        with self._lock:
+            self._pending = [p for p in self._pending if p is not pending]
+            self._lost += lost
 
-    def _uncommitted(self, pending: _Pending, why: str) -> Committed:
-        message = f"step {pending.key[1]} of {pending.key[0]!r} is not on disk: {why}"
-        if self.strict:
-            raise NotRecorded(message + ".")
-        logger.warning("%s; it is tried again in the background", message)
-        return Committed(pending.step, None, message)
-
-    def _retry(self) -> None:
-        """Try again what could not be written. In the writing thread."""
-        self._store.retry()
+    def _retry(self, everything: bool = False) -> None:
+        """Try again what could not be written and is due, until something fails; what fits a full disk may be smaller."""
+        now = time.monotonic()
         for pending in list(self._pending):
-            if pending.done:
+            if not (everything or (pending.failed and pending.due <= now)):
                 continue
             try:
-                self._write(pending)
-            except (OSError, RolltapeError) as error:
-                self._store.error = str(error)
+                self._commit(pending)
+            except Exception as error:
                 self._bound_memory()
-                return
+                if not (isinstance(error, OSError) and error.errno in _SPACE):
+                    return
 
     def _bound_memory(self) -> None:
-        """Give up the oldest steps where rows that cannot be written take more than `queue_bytes`."""
-        sizes = [(p, sum(e.bytes for e in self._store.entries(p.key) if e.row is not None)) for p in self._pending]
-        total = sum(size for _, size in sizes)
-        for pending, size in sizes:
-            if total <= self.options.queue_bytes:
+        """Give up rows of the oldest steps where those that cannot be written take more than `queue_bytes`."""
+        over = self._store.memory() - self.options.queue_bytes
+        for pending in list(self._pending):
+            if over <= 0:
                 return
-            lost = len(self._store.entries(pending.key))
-            logger.error("step %d: %d traces are lost, for nothing could be written", pending.key[1], lost)
-            self._lost += lost
-            self._forget(pending)
-            total -= size
+            if not pending.failed:
+                continue
+            over -= self._store.memory(pending.key)
+            lost = self._store.give_up(pending.key)
+            if lost:
+                logger.error("step %d: %d traces are lost, for nothing could be written", pending.key[1], lost)
+            with self._lock:
+                pending.given_up += lost
 
     def close(self, seconds: float | None = None) -> RecorderStatus:
         """End the recorder, after what is queued and one more try of what failed; waits at most `seconds`.
 
-        Rows of steps that did not end stay in the journal, for `recover`.
+        Rows of steps that did not end stay in the journal, for `recover`; those that are in memory only are lost.
         """
-        limit = self.options.commit_seconds if seconds is None else seconds
-        self._thread.submit(self._retry)
-        self._thread.submit(self._store.close)
-        self._thread.stop(limit)
+        limit = time.monotonic() + (self.options.commit_seconds if seconds is None else seconds)
+        self._encoder.shutdown(wait=False)
+        self._commits.submit(partial(self._retry, True))
+        self._commits.stop(limit - time.monotonic())
+        self._store.close(max(0.0, limit - time.monotonic()))
+        with self._lock:
+            self._lost += self._store.forget_memory()
         return self.status
 
 
-def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
-    return {
-        **outcome.__dict__,
-        "remove_sample": None if outcome.remove_sample is None else list(outcome.remove_sample),
-        "logprobs": None if outcome.logprobs is None else outcome.logprobs.tolist(),
-    }
+def _place(key: StepKey) -> dict[str, Any]:
+    return {"split": key[0], "step": key[1], "eval_name": key[2]}
 
 
 def installed_versions() -> dict[str, str]:
@@ -428,76 +482,3 @@ def installed_versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _enter(paths: RunPaths, identity: Mapping[str, str | None], resume: bool) -> str:
-    """The id of the run at `paths`: of a new one, or of the one that is resumed."""
-    fresh = {
-        "run": uuid.uuid4().hex,
-        "schema": ".".join(map(str, SCHEMA_VERSION)),
-        **identity,
-        "created_at": time.time(),
-    }
-    if not paths.run.exists():
-        if paths.root.exists() and not paths.root.is_dir():
-            raise RunConflict(f"{paths.root} is a file; a run is a folder, choose a new one.")
-        found = paths.root.iterdir() if paths.root.is_dir() else ()
-        strangers = sorted(p.name for p in found if p.suffix != ".tmp")  # another writer may be entering as well
-        if strangers:
-            raise RunConflict(
-                f"{paths.root} is not empty ({', '.join(strangers[:5])}) and holds no run.json; choose a new folder."
-            )
-        if put_once(paths.run, (json.dumps(fresh, indent=1) + "\n").encode()):
-            return str(fresh["run"])
-    run = open_run(paths.root)
-    if not resume:
-        raise RunConflict(
-            f"{paths.root} holds run {run.run_id} already; choose a new folder, or go on with it by --resume."
-        )
-    then = run.info
-    other = {k: (then.get(k), v) for k, v in identity.items() if v is not None and then.get(k) not in (None, v)}
-    if other:
-        told = "; ".join(f"{k} {old!r} then, {new!r} now" for k, (old, new) in other.items())
-        raise RunConflict(f"{paths.root} holds a run of something else ({told}); two runs are not mixed in one folder.")
-    return run.run_id
-
-
-@contextmanager
-def _one_at_a_time(paths: RunPaths) -> Iterator[None]:
-    """Let one process at a time open the run for writing, so that writers that start together share an attempt."""
-    with paths.run.open("rb") as file:
-        with suppress(OSError):  # a file system without locks; writers there should not start at the same moment
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _joined_attempt(paths: RunPaths, writer: str) -> int | None:
-    """The attempt that living writers record; None where there is none. Raises RunConflict where one has our name."""
-    alive = []
-    for file in paths.journals.glob("*.journal"):
-        number, _, name = file.stem.partition(".")
-        if number.isdigit() and is_alive(file):
-            alive.append((int(number), name))
-    if any(name == writer for _, name in alive):
-        raise RunConflict(
-            f"writer {writer!r} records into {paths.root} at this moment; give this one another name, or end the other."
-        )
-    return max((number for number, _ in alive), default=None)
-
-
-def _next_attempt(paths: RunPaths, start_step: int, settings: dict[str, Any], versions: Mapping[str, str]) -> int:
-    """Claim the next attempt number by putting its file."""
-    taken = [int(p.stem) for p in paths.attempts.glob("*.json") if p.stem.isdigit()]
-    number = max(taken, default=-1) + 1
-    while True:
-        body = {
-            "attempt": number,
-            "start_step": start_step,
-            "started_at": time.time(),
-            "process": os.getpid(),
-            "versions": dict(versions),
-            "settings": settings,
-        }
-        if put_once(paths.attempt(number), (json.dumps(body, indent=1, default=str) + "\n").encode()):
-            return number
-        number += 1

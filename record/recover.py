@@ -8,34 +8,40 @@ and counted.
     journal and a commit           what the commit holds already is dropped; what came later becomes a part of its own
     Parquet file without a commit  taken into its step with the journal; without one moved to `discarded/`, never deleted
     damaged journal                what reads back is kept; the file is kept beside as `.damaged`
+    commit that cannot be read     named; the journal is kept until it can be
     journal of a living writer     left alone
 """
 
 from __future__ import annotations
 
-import fcntl
+import json
 import os
 import re
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rolltape.record.journal import Fault, Record, read_at, read_journal
+import numpy as np
+
+from rolltape.record.folder import one_at_a_time
+from rolltape.record.journal import Fault, Record, claim, read_at, read_journal
 from rolltape.record.parts import write_part
+from rolltape.replay.outcomes import read_outcomes
 from rolltape.schema.commits import Commit
 from rolltape.schema.decoding import decode
 from rolltape.schema.encoding import Row, row_of
-from rolltape.schema.errors import BadInput, RolltapeError, RunNotFound
+from rolltape.schema.errors import RolltapeError, RunNotFound
 from rolltape.schema.fields import TRACE
 from rolltape.schema.parquet import read_batches
 from rolltape.schema.paths import Part, RunPaths, folder_of, part_of
 from rolltape.schema.records import Context, Group, Outcome, Step, Turn
 
 StepKey = tuple[str, int, str | None]
+Place = tuple[int, int, int, str]
 _JOURNAL = re.compile(r"(\d+)\.([A-Za-z0-9_\-]+)\.journal")
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.[0-9a-f]{8}\.tmp")
 
 
 @dataclass
@@ -49,7 +55,7 @@ class Recovered:
     known: int = 0
     """Journaled traces that a commit held already."""
     faults: list[str] = field(default_factory=list)
-    """What could not be read, by file and byte."""
+    """What could not be read or settled, by file and byte."""
     discarded: list[str] = field(default_factory=list)
     """Files moved to `discarded/`."""
     removed: list[str] = field(default_factory=list)
@@ -68,73 +74,84 @@ class Recovered:
 def recover(path: str | Path) -> Recovered:
     """Settle the leftovers of dead writers in the run at `path`. Safe to call again, also after it was killed itself.
 
-    Raises RunNotFound where there is no run.
+    What cannot be read, or not be written now, is named in `faults` and stays where it is. Raises RunNotFound where there
+    is no run.
     """
     paths = RunPaths(Path(path))
     if not paths.run.exists():
         raise RunNotFound(f"{paths.root} holds no run.json, so there is no run to recover.")
+    with one_at_a_time(paths):
+        return settle(paths)
+
+
+def settle(paths: RunPaths) -> Recovered:
+    """`recover` for who holds the run already (see `one_at_a_time`)."""
     result = Recovered()
+    kept: set[tuple[int, str]] = set()
     for file in sorted(paths.journals.glob("*.journal")):
-        if _JOURNAL.fullmatch(file.name) is None:
+        found = _JOURNAL.fullmatch(file.name)
+        if found is None:
             continue
-        lock = _claim(file)
-        if lock is None:
-            result.alive.append(str(file))
-            continue
+        writer = int(found[1]), found[2]
         try:
-            _settle(paths, file, result)
-        finally:
-            os.close(lock)
+            if not _settled(paths, file, *writer, result):
+                kept.add(writer)
+        except (OSError, RolltapeError) as error:
+            result.faults.append(f"{file}: cannot be settled now ({error}); it is kept.")
+            kept.add(writer)
     if not result.alive:
-        _orphans(paths, result)
-        _temporary(paths, result)
+        try:
+            _orphans(paths, kept, result)
+            _temporary(paths, result)
+        except OSError as error:
+            result.faults.append(f"{paths.root}: cannot be tidied ({error}).")
     return result
 
 
-def _claim(file: Path) -> int | None:
-    """A descriptor that holds the journal's lock; None where its writer, or another recovery, holds it."""
-    descriptor = os.open(file, os.O_RDWR)
+def _settled(paths: RunPaths, file: Path, attempt: int, writer: str, result: Recovered) -> bool:
+    """Settle one journal; False where it stays, because its writer lives or a part it belongs to cannot be read."""
+    lock = claim(file)
+    if lock is None:
+        if file.exists():
+            result.alive.append(str(file))
+        return not file.exists()
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        return _settle(paths, file, lock, attempt, writer, result)
+    finally:
+        os.close(lock)
 
 
 @dataclass
 class _StepLeft:
     """What a journal says of one step. Rows are named by their place in the file, the last one of a trace counts."""
 
-    offsets: dict[str, tuple[tuple[int, int, int, str], int]] = field(default_factory=dict)
+    offsets: dict[str, tuple[Place, int]] = field(default_factory=dict)
     started: int = 0
-    groups: list[Group] = field(default_factory=list)
+    groups: dict[int, Group] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     step: Step | None = None
-    bytes: int = 0
 
 
-def _settle(paths: RunPaths, file: Path, result: Recovered) -> None:
-    found = _JOURNAL.fullmatch(file.name)
-    assert found is not None
-    attempt, writer = int(found[1]), found[2]
+def _settle(paths: RunPaths, file: Path, descriptor: int, attempt: int, writer: str, result: Recovered) -> bool:
     left: dict[StepKey, _StepLeft] = {}
-    damaged = False
+    whole = done = True
     for item in read_journal(file):
         if isinstance(item, Fault):
             result.faults.append(f"{file}: {item}")
-            damaged = damaged or item.kind != "torn tail"
+            whole = False
         else:
             _take(item, left)
-    with file.open("rb") as handle:
-        for key, step in sorted(left.items(), key=lambda kv: (kv[0][1], kv[0][0], kv[0][2] or "")):
-            part = Part(folder_of(key[0], key[2]), key[1], attempt, writer)
-            _commit_step(paths, part, key, step, handle.fileno(), result)
-    if damaged:
-        file.replace(file.with_name(f"{file.name}.{time.time_ns()}.damaged"))
-    else:
+    for key, step in sorted(left.items(), key=lambda kv: (kv[0][1], kv[0][0], kv[0][2] or "")):
+        part = Part(folder_of(key[0], key[2]), key[1], attempt, writer)
+        done = _commit_step(paths, part, key, step, descriptor, result) and done
+    if not done:
+        return False
+    if whole:
         file.unlink()
+    else:
+        file.replace(file.with_name(f"{file.name}.{time.time_ns()}.damaged"))
     result.removed.append(str(file))
+    return True
 
 
 def _take(record: Record, left: dict[StepKey, _StepLeft]) -> None:
@@ -145,79 +162,97 @@ def _take(record: Record, left: dict[StepKey, _StepLeft]) -> None:
     if record.kind == "started":
         step.started += d["n"]
     elif record.kind == "trace" and record.row is not None:
-        row = record.row
-        step.offsets[row.values["trace_id"]] = (row.order, record.offset)
-        step.bytes += row.nbytes
+        step.offsets[record.row.values["trace_id"]] = (record.row.order, record.offset)
     elif record.kind == "group":
         group = Group.from_dict(d["group"])
-        step.groups = [*(g for g in step.groups if g.group_index != group.group_index), group]
+        step.groups[group.group_index] = group
     elif record.kind == "outcome":
-        step.outcomes.update((o["trace_id"], _outcome(o)) for o in d["outcomes"])
+        step.outcomes.update((o.trace_id, o) for o in _outcomes(d["outcomes"], record.arrays))
     else:
         step.step = Step.from_dict(d["record"])
 
 
-def _outcome(data: dict[str, Any]) -> Outcome:
-    import numpy as np
+def outcome_record(outcomes: Sequence[Outcome]) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Outcomes as JSON values and arrays for the journal: a step can have millions of recomputed log-probs."""
+    said = [
+        {
+            **outcome.__dict__,
+            "remove_sample": None if outcome.remove_sample is None else list(outcome.remove_sample),
+            "logprobs": outcome.logprobs is not None,
+        }
+        for outcome in outcomes
+    ]
+    return said, [o.logprobs for o in outcomes if o.logprobs is not None]
 
-    logprobs, remove = data.get("logprobs"), data.get("remove_sample")
-    return Outcome(
-        trace_id=data["trace_id"],
-        disposition=data["disposition"],
-        reason=data.get("reason"),
-        handed_reward=data.get("handed_reward"),
-        remove_sample=None if remove is None else tuple(remove),
-        logprobs=None if logprobs is None else np.asarray(logprobs, np.float32),
-    )
+
+def _outcomes(said: list[dict[str, Any]], arrays: list[Any]) -> Iterator[Outcome]:
+    """The inverse of `outcome_record`."""
+    given = iter(arrays)
+    for data in said:
+        logprobs = np.array(next(given), np.float32) if data["logprobs"] else None
+        remove = data["remove_sample"]
+        yield Outcome(**{**data, "remove_sample": None if remove is None else tuple(remove), "logprobs": logprobs})
 
 
 def _commit_step(
     paths: RunPaths, part: Part, key: StepKey, left: _StepLeft, descriptor: int, result: Recovered
-) -> None:
-    """Commit what is left of one step, unless that was done."""
-    if paths.commit(part).exists():
-        known = _committed_traces(paths, part, result)
-        if known is None:
-            return
+) -> bool:
+    """Commit what is left of one step, unless that was done; False where that cannot be told."""
+    parts = _committed_parts(paths, part)
+    if parts:
+        try:
+            known = _traces_of(paths, parts)
+        except (RolltapeError, OSError) as error:
+            result.faults.append(f"{error} The journal of {part.stem} is kept until the part can be read.")
+            return False
         result.known += len(known & left.offsets.keys())
         left.offsets = {t: o for t, o in left.offsets.items() if t not in known}
         if not left.offsets:
-            return
-        part = replace(part, writer=f"{part.writer}-late{time.time_ns()}")
-        left.started, left.step, left.groups = len(left.offsets), None, []
-    rows: list[tuple[tuple[int, int, int, str], int | Row]] = list(left.offsets.values())
+            return True
+        part = _late(part, parts)
+        left.started, left.step, left.groups = len(left.offsets), None, {}
+    rows: list[tuple[Place, int | Row]] = list(left.offsets.values())
     rows += _uncommitted_rows(paths, part, left, result)
-    counts = Counter(_of(left, r).disposition for r in _ids(rows))
-    started = max(left.started, len(rows))
+    rows.sort(key=lambda row: row[0])
     base = left.step or Step(split=key[0], eval_name=key[2], step=key[1])
-    place = {"split": key[0], "eval_name": key[2], "step": key[1], "attempt": part.attempt, "writer": part.writer}
-    step = Step.from_dict(
-        {
-            **base.to_dict(),
-            **place,
-            "counts": {"started": started, **sorted_counts(counts), "lost": started - len(rows)},
-        }
-    )
-    write_part(
+    started = max(left.started, base.counts.get("started", 0), len(rows))
+    commit = write_part(
         paths,
         part,
-        _stream(sorted(rows, key=lambda r: r[0]), descriptor),
-        outcomes=[_of(left, t) for t in _ids(rows)],
-        groups=left.groups,
-        step=step,
+        _stream(rows, descriptor, result),
+        outcomes=[_of(left, place[3]) for place, _ in rows],
+        groups=list(left.groups.values()),
+        step=replace(base, attempt=part.attempt, writer=part.writer, counts={**base.counts, "started": started}),
         versions={},
         sums={"recovered": True},
     )
-    result.committed.append({"part": part.stem, "split": part.split, "traces": len(rows), "lost": started - len(rows)})
+    lost = commit.step.counts["lost"]
+    result.committed.append({"part": part.stem, "split": part.split, "traces": commit.file.rows, "lost": lost})
+    return True
 
 
-def sorted_counts(counts: Counter[str]) -> dict[str, int]:
-    """Counts by name."""
-    return dict(sorted(counts.items()))
+def _committed_parts(paths: RunPaths, part: Part) -> list[Part]:
+    """The part, and those that earlier recoveries made of what came late for it, where they are committed."""
+    found = (
+        part_of(f) for f in (paths.commits / part.split).glob(f"{part.step:08d}.{part.attempt}.{part.writer}*.json")
+    )
+    late = re.compile(re.escape(part.writer) + r"(-late\d+)?")
+    return sorted(p for p in found if p is not None and late.fullmatch(p.writer))
 
 
-def _ids(rows: list[tuple[tuple[int, int, int, str], int | Row]]) -> list[str]:
-    return [order[3] for order, _ in rows]
+def _late(part: Part, parts: Sequence[Part]) -> Part:
+    """The part for what is not in `parts`. Its name is the same when a recovery that was killed begins again."""
+    names = {p.writer for p in parts}
+    number = next(n for n in range(1, len(parts) + 2) if f"{part.writer}-late{n}" not in names)
+    return replace(part, writer=f"{part.writer}-late{number}")
+
+
+def _traces_of(paths: RunPaths, parts: Sequence[Part]) -> set[str]:
+    """Traces of committed parts. Raises Damaged where a commit or file cannot be read."""
+    for part in parts:
+        Commit.read(paths.commit(part))
+    tables = (table for part in parts for table in read_batches(paths.parquet(part), ["trace_id"]))
+    return {t for table in tables for t in table.column(0).to_pylist()}
 
 
 def _of(left: _StepLeft, trace: str) -> Outcome:
@@ -225,39 +260,32 @@ def _of(left: _StepLeft, trace: str) -> Outcome:
     return left.outcomes.get(trace) or Outcome(trace_id=trace, disposition="interrupted", reason=why)
 
 
-def _stream(rows: list[tuple[tuple[int, int, int, str], int | Row]], descriptor: int) -> Iterator[Row]:
+def _stream(rows: Sequence[tuple[Place, int | Row]], descriptor: int, result: Recovered) -> Iterator[Row]:
     for _, place in rows:
-        yield place if isinstance(place, Row) else _row_at(descriptor, place)
+        if isinstance(place, Row):
+            yield place
+            continue
+        try:
+            row = read_at(descriptor, place).row
+        except (RolltapeError, OSError) as error:
+            result.faults.append(str(error))
+            continue
+        if row is not None:
+            yield row
 
 
-def _row_at(descriptor: int, offset: int) -> Row:
-    row = read_at(descriptor, offset).row
-    assert row is not None
-    return row
-
-
-def _committed_traces(paths: RunPaths, part: Part, result: Recovered) -> set[str] | None:
-    """Traces of a committed part; None where its commit or file cannot be read."""
-    try:
-        Commit.read(paths.commit(part))
-        return {t for table in read_batches(paths.parquet(part), ["trace_id"]) for t in table.column(0).to_pylist()}
-    except (RolltapeError, OSError) as error:
-        result.faults.append(f"{error} Its journal is kept until the part can be read.")
-        raise BadInput(f"{paths.commit(part)}: cannot be read, so its journal cannot be settled ({error})") from error
-
-
-def _uncommitted_rows(
-    paths: RunPaths, part: Part, left: _StepLeft, result: Recovered
-) -> list[tuple[tuple[int, int, int, str], int | Row]]:
+def _uncommitted_rows(paths: RunPaths, part: Part, left: _StepLeft, result: Recovered) -> list[tuple[Place, int | Row]]:
     """Rows of the part's Parquet file, where there is one without a commit, that the journal does not hold."""
     path = paths.parquet(part)
+    rows: list[tuple[Place, int | Row]] = []
     if not path.exists():
-        return []
-    rows: list[tuple[tuple[int, int, int, str], int | Row]] = []
+        return rows
     try:
         for table in read_batches(path):
             missing = [t not in left.offsets for t in table.column("trace_id").to_pylist()]
-            rows.extend((row.order, row) for row in _rows_again(table.filter(missing)))
+            table = table.filter(missing)
+            rows.extend((row.order, row) for row in _rows_again(table))
+            left.outcomes = {**{o.trace_id: o for o in read_outcomes(table)}, **left.outcomes}
     except (RolltapeError, OSError) as error:
         result.faults.append(f"{error} What of it the journal does not hold is lost.")
     return rows
@@ -269,8 +297,6 @@ def _rows_again(table: Any) -> Iterator[Row]:
     turn = [n for n in Turn.__dataclass_fields__ if f"turn_{n}" in TRACE.by_name]
     light = table.select([*context, *(f"turn_{n}" for n in turn)]).to_pylist()
     for record, row in zip(decode(table.select(TRACE.arrow.names)), light, strict=True):
-        import json
-
         columns = [row[f"turn_{n}"] or () for n in turn]
         turns = [Turn(**dict(zip(turn, values, strict=True))) for values in zip(*columns, strict=True)]
         values = {n: row[n] for n in context}
@@ -279,13 +305,15 @@ def _rows_again(table: Any) -> Iterator[Row]:
         yield row_of(record, Context(**values, turns=turns))
 
 
-def _orphans(paths: RunPaths, result: Recovered) -> None:
+def _orphans(paths: RunPaths, kept: set[tuple[int, str]], result: Recovered) -> None:
     """Move Parquet files that neither a commit nor a journal explains out of the way."""
     for path in sorted((paths.root / "traces").glob("*/*.parquet")):
         part = part_of(path)
-        if part is not None and paths.commit(part).exists():
+        if part is not None and (paths.commit(part).exists() or (part.attempt, part.writer) in kept):
             continue
         target = paths.root / "discarded" / path.parent.name / path.name
+        if target.exists():
+            target = target.with_name(f"{path.name}.{time.time_ns()}")
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
         result.discarded.append(str(target))
@@ -294,17 +322,17 @@ def _orphans(paths: RunPaths, result: Recovered) -> None:
 def _temporary(paths: RunPaths, result: Recovered) -> None:
     """Remove temporary files of writers that died: their bytes never became data."""
     for path in sorted(paths.root.rglob(".*.tmp")):
-        pid = path.name.rsplit(".", 2)[-2]
-        if pid.isdigit() and not _runs(int(pid)):
+        found = _TEMPORARY.fullmatch(path.name)
+        if found is not None and not _runs(int(found[1])):
             path.unlink(missing_ok=True)
             result.removed.append(str(path))
 
 
-def _runs(pid: int) -> bool:
+def _runs(process: int) -> bool:
     try:
-        os.kill(pid, 0)
+        os.kill(process, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return pid != os.getpid()
+    return True

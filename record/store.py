@@ -1,47 +1,43 @@
 """Rows of the steps that are not committed yet: in the journal where it can be written, in memory where it cannot.
 
-One thread writes, in order, whatever the event loop hands it; nobody waits for it longer than `ack_seconds`. A write that
-fails leaves its row in memory and is tried again before the next one and every `retry_seconds`. A write that never returns
-costs memory up to `queue_bytes` of waiting frames, beyond which rows are no longer journaled; they stay in memory until
-their step is committed.
+One thread writes; nobody waits for it longer than `ack_seconds`. What fails stays in memory and is tried again every
+`retry_seconds`. Journaled rows stay in memory too, packed, up to `keep_bytes`, so that a disk that hangs does not stop the
+conversion of what it holds. The journal is emptied when no step is open, and written anew when most of it is committed.
+
+A folder can vanish under its writer. The journal is looked for from time to time; one that is gone is begun again, with all
+that is not committed.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import logging
-import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from rolltape.record.journal import Fsync, Journal, pack_record
+from rolltape.record.frames import pack_record, unpack_frame
+from rolltape.record.journal import Fsync, Journal
+from rolltape.record.limits import LARGEST_COLUMN, drop_extra, fit
+from rolltape.record.worker import Worker
 from rolltape.schema.encoding import Row
-from rolltape.schema.errors import RolltapeError
+from rolltape.schema.errors import BadInput
 
 logger = logging.getLogger(__name__)
 
 StepKey = tuple[str, int, str | None]
 """(split, step, eval name)."""
 
-
-@dataclass
-class Entry:
-    """One recorded trace of a step that is not committed."""
-
-    trace_id: str
-    order: tuple[int, int, int, str]
-    bytes: int
-    row: Row | None
-    """The row while it is not in the journal."""
-    offset: int | None = None
-    durable_in_time: bool = False
-    """Whether the journal had the row before its Sample was handed on."""
+_CLOSED = "the recorder is closed; open the run again to go on."
+_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DEAD_BYTES = 64 << 20
+"""Committed bytes in the journal from which on it may be written anew."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,10 @@ class StoreOptions:
     journal: bool = True
     fsync: Fsync = "interval"
     fsync_seconds: float = 1.0
+    keep_bytes: int = 256 << 20
+    """Journaled rows that stay in memory, packed, until their step is committed; others are read back."""
     queue_bytes: int = 1 << 30
-    """Frames that may wait for the writing thread."""
+    """Rows of ended steps that may wait in memory because they cannot be written; beyond it the oldest are given up."""
     ack_seconds: float = 5.0
     """Longest wait for a row to reach the journal before its Sample goes on without."""
     commit_seconds: float = 120.0
@@ -61,193 +59,372 @@ class StoreOptions:
     """Pause between tries of what failed."""
 
 
-@dataclass
-class Job:
-    """Something the writing thread does."""
+@dataclass(eq=False)
+class Item:
+    """A frame that is to be in the journal until its step is committed."""
 
-    run: Callable[[], Any]
+    frame: bytes | None
+    place: tuple[Journal, int] | None = None
+    """The journal that has it, and where."""
+    gone: bool = False
+    """Whether nobody needs it any more."""
+
+
+@dataclass(eq=False)
+class Entry(Item):
+    """A recorded trace of a step that is not committed."""
+
+    trace_id: str = ""
+    order: tuple[int, int, int, str] = (0, 0, 0, "")
     bytes: int = 0
-    done: Future[Any] = field(default_factory=Future)
+    row: Row | None = None
+    """The row itself, where there is no frame: the journal is off, or a frame cannot hold it."""
 
 
-class WriterThread:
-    """Does jobs one after the other in a daemon thread, so that a job that never returns holds nobody up at the end."""
+@dataclass
+class _Step:
+    entries: dict[str, Entry] = field(default_factory=dict)
+    notes: list[Item] = field(default_factory=list)
+    ended: bool = False
 
-    def __init__(self, name: str, retry: Callable[[], None], seconds: float) -> None:
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._retry, self._seconds = retry, seconds
-        self._lock = threading.Lock()
-        self.waiting = 0
-        """Bytes of the jobs that wait or run."""
-        self.busy_since: float | None = None
-        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, run: Callable[[], Any], size: int = 0) -> Future[Any]:
-        """Queue a job; its future gets the result or the exception."""
-        job = Job(run, size)
-        with self._lock:
-            self.waiting += size
-        self._jobs.put(job)
-        return job.done
-
-    def _loop(self) -> None:
-        while True:
-            try:
-                job = self._jobs.get(timeout=self._seconds)
-            except queue.Empty:
-                self._guarded(self._retry)
-                continue
-            if job is None:
-                return
-            self.busy_since = time.monotonic()
-            self._do(job)
-            self.busy_since = None
-            with self._lock:
-                self.waiting -= job.bytes
-
-    def _do(self, job: Job) -> None:
-        try:
-            result = job.run()
-        except BaseException as error:
-            job.done.set_exception(error)
-        else:
-            job.done.set_result(result)
-
-    @staticmethod
-    def _guarded(run: Callable[[], None]) -> None:
-        try:
-            run()
-        except Exception:
-            logger.exception("retrying what could not be written failed")
-
-    def stop(self, seconds: float) -> bool:
-        """End after the jobs that are queued; whether that was within `seconds`."""
-        self._jobs.put(None)
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+    def items(self) -> list[Item]:
+        return [*self.notes, *self.entries.values()]
 
 
 class JournalStore:
     """Rows by step, and the journal behind them. All methods may be called from any thread."""
 
-    def __init__(self, path: Path | None, options: StoreOptions, thread: WriterThread) -> None:
+    def __init__(self, path: Path, options: StoreOptions, check: Callable[[], None] = lambda: None) -> None:
+        """`check` raises OSError where the folder is not to be written to; it is called before a journal is made."""
         self.options = options
-        self._path = path
+        self._path, self._check = path, check
         self._journal: Journal | None = None
-        self._thread = thread
-        self._lock = threading.Lock()
-        self._entries: dict[StepKey, dict[str, Entry]] = {}
-        self._unwritten: deque[tuple[Entry | None, bytes]] = deque()
+        self._lock = Lock()
+        self._steps: dict[StepKey, _Step] = {}
+        self._over: set[StepKey] = set()
+        self._waiting: deque[Item] = deque()
+        self._kept = 0
+        self.closed = False
+        self._failed_at: float | None = None
         self.error: str | None = None
         """Why the journal cannot be written at the moment."""
+        self.begin()
+        pause = min(options.retry_seconds, options.fsync_seconds or options.retry_seconds)
+        self.worker = Worker(f"rolltape-journal-{path.stem}", self._tick, max(pause, 0.01))
+        self._reader: Worker | None = None
 
     def begin(self) -> None:
-        """Open the journal, whose lock tells other processes that this writer lives. Its failure is told by `error`."""
-        if self._path is None:
-            return
+        """Open the journal, whose lock tells other processes that this writer lives. A failure is told by `error`."""
         try:
-            self._journal = Journal(self._path, fsync=self.options.fsync, seconds=self.options.fsync_seconds)
+            self._open()
         except OSError as error:
-            self.error = f"{self._path}: {error.strerror or error}"
+            self._fails(error)
 
-    # -- writing
+    def _open(self) -> Journal:
+        if self._journal is None:
+            self._check()
+            self._journal = Journal(self._path, fsync=self.options.fsync, seconds=self.options.fsync_seconds)
+        return self._journal
+
+    def _fails(self, error: OSError) -> None:
+        self._failed_at = time.monotonic()
+        self.error = f"{self._path}: {error.strerror or error}"
+
+    # -- recording
 
     def put(self, key: StepKey, row: Row, head: dict[str, Any]) -> Future[bool]:
-        """Keep a row, in place of an earlier one of the same trace.
+        """Keep a row, in place of an earlier one of the same trace. The future tells whether the journal has it.
 
-        The future tells whether the journal has it. It is done at once where the journal is off or its queue is full.
+        Raises BadInput where the step has ended.
         """
-        entry = Entry(row.values["trace_id"], row.order, row.nbytes, row)
+        frame = self._packed(head, fit(row)) if self.options.journal else None
+        entry = Entry(
+            frame,
+            trace_id=row.values["trace_id"],
+            order=row.order,
+            bytes=row.nbytes if frame is None else len(frame),
+            row=row if frame is None else None,
+        )
         with self._lock:
-            self._entries.setdefault(key, {})[entry.trace_id] = entry
-        if self._path is None:
-            return _done(False)
+            step = self._open_step(key)
+            earlier = step.entries.get(entry.trace_id)
+            if earlier is not None:
+                self._release(earlier)
+            step.entries[entry.trace_id] = entry
+        return _done(False) if frame is None else self._submit(entry)
+
+    def _packed(self, head: dict[str, Any], row: Row) -> bytes | None:
         try:
             frame = pack_record("trace", head, row)
-        except RolltapeError as error:
-            self.error = str(error)
+            if len(frame) > LARGEST_COLUMN and row.extra:
+                drop_extra(row, len(frame))
+                frame = pack_record("trace", head, row)
+        except Exception as error:
+            self.error = f"trace {row.values['trace_id']} cannot be journaled: {error}"
+            logger.warning(self.error)
+            return None
+        return frame
+
+    def note(self, kind: str, data: dict[str, Any], key: StepKey, arrays: Any = ()) -> Future[bool]:
+        """Journal a record of a step that is no trace."""
+        if not self.options.journal:
             return _done(False)
-        return self._submit(entry, frame)
-
-    def note(self, kind: str, data: dict[str, Any]) -> Future[bool]:
-        """Journal a record that is no trace."""
-        return _done(False) if self._path is None else self._submit(None, pack_record(kind, data))
-
-    def _submit(self, entry: Entry | None, frame: bytes) -> Future[bool]:
-        if self._thread.waiting + len(frame) > self.options.queue_bytes:
-            self.error = f"{self._thread.waiting:,} bytes wait to be written, the most that may"
-            return _done(False)
-        return self._thread.submit(lambda: self._append(entry, frame), len(frame))
-
-    def _append(self, entry: Entry | None, frame: bytes) -> bool:
-        """Write a frame, after those that failed before. In the writing thread."""
-        self.retry()
-        if self._unwritten or not self._write(entry, frame):
-            self._unwritten.append((entry, frame))
-            return False
-        return True
-
-    def _write(self, entry: Entry | None, frame: bytes) -> bool:
         try:
-            if self._journal is None:
-                self.begin()
-            if self._journal is None:
-                return False
-            offset = self._journal.append(frame)
-        except OSError as error:
-            self.error = f"{self._path}: {error.strerror or error}"
-            return False
-        self.error = None
-        if entry is not None:
-            with self._lock:
-                entry.offset, entry.row = offset, None
-        return True
+            item = Item(pack_record(kind, data, arrays=arrays))
+        except Exception as error:
+            self.error = f"a {kind} record cannot be journaled: {error}"
+            logger.warning(self.error)
+            return _done(False)
+        with self._lock:
+            if self.closed or key in self._over:
+                return _done(False)
+            self._steps.setdefault(key, _Step()).notes.append(item)
+        return self._submit(item)
 
-    def retry(self) -> None:
-        """Try again what could not be written. In the writing thread."""
-        while self._unwritten and self._write(*self._unwritten[0]):
-            self._unwritten.popleft()
+    def _open_step(self, key: StepKey) -> _Step:
+        step = self._steps.get(key)
+        if self.closed:
+            raise BadInput(_CLOSED)
+        if key in self._over or (step is not None and step.ended):
+            raise BadInput(f"step {key[1]} of {key[0]!r} has ended; its traces can no longer be recorded.")
+        return self._steps.setdefault(key, _Step())
+
+    def end(self, key: StepKey, ended: bool = True) -> list[str] | None:
+        """Take no further rows for a step, or take them again. Its trace ids; None where it had ended before."""
+        with self._lock:
+            if self.closed:
+                raise BadInput(_CLOSED)
+            if key in self._over or (ended and key in self._steps and self._steps[key].ended):
+                return None
+            step = self._steps.setdefault(key, _Step())
+            step.ended = ended
+            return list(step.entries)
+
+    def _submit(self, item: Item) -> Future[bool]:
+        return self.worker.submit(lambda: self._arrived(item))
+
+    # -- writing: in the journal's thread
+
+    def _arrived(self, item: Item) -> bool:
+        """Write an item, unless the disk has just refused others: they are tried together, from time to time."""
+        self._waiting.append(item)
+        if self._failed_at is None or time.monotonic() - self._failed_at >= self.options.retry_seconds:
+            self._write_waiting()
+        return item.place is not None
+
+    def _tick(self) -> None:
+        self._write_waiting()
+        if self._journal is None:
+            return
+        try:
+            if self.options.journal:
+                self._journal.sync_if_due()
+            self._look()
+        except OSError as error:
+            self._fails(error)
+
+    def _write_waiting(self) -> None:
+        """Write what waits, in order. Of a disk that is full, what is smaller than the first that failed may still fit."""
+        waiting, self._waiting = self._waiting, deque()
+        most: int | None = None
+        while waiting:
+            item = waiting.popleft()
+            frame = item.frame
+            if frame is None or item.gone or item.place is not None:
+                continue
+            if most is not None and len(frame) >= most:
+                self._waiting.append(item)
+                continue
+            try:
+                self._write(item, frame)
+            except OSError as error:
+                self._fails(error)
+                self._waiting.append(item)
+                most = len(frame)
+                if error.errno not in _SPACE:
+                    break
+        self._waiting.extend(waiting)
+        if not self._waiting:
+            self._failed_at = self.error = None
+
+    def _write(self, item: Item, frame: bytes) -> None:
+        journal = self._open()
+        place = (journal, journal.append(frame))
+        with self._lock:
+            item.place = place
+            self._keep(item)
+
+    def _keep(self, item: Item) -> None:
+        """Keep a journaled frame in memory where there is room."""
+        if item.frame is None or not isinstance(item, Entry):
+            return
+        if item.gone or self._kept + item.bytes > self.options.keep_bytes:
+            item.frame = None
+        else:
+            self._kept += item.bytes
+
+    def _release(self, item: Item) -> None:
+        """Forget an item. Under the lock."""
+        if isinstance(item, Entry) and item.frame is not None and item.place is not None:
+            self._kept -= item.bytes
+        item.gone, item.frame = True, None
+        if isinstance(item, Entry):
+            item.row = None
+
+    def _look(self) -> None:
+        """Begin a journal again that is no longer where it was, with all that is not committed."""
+        journal = self._journal
+        if journal is None or journal.in_place():
+            return
+        logger.warning("%s is gone; it is begun again", self._path)
+        self._journal = None
+        with self._lock:
+            items = [(i, i.place) for step in self._steps.values() for i in step.items()]
+        for item, place in items:
+            if place is not None:
+                with suppress(OSError):
+                    self._take_back(item, item.frame or place[0].frame(place[1]))
+        self._write_waiting()
+
+    def _take_back(self, item: Item, frame: bytes) -> None:
+        """Have a journaled item in memory only, and write it again."""
+        with self._lock:
+            if isinstance(item, Entry) and item.frame is not None:
+                self._kept -= item.bytes
+            if not item.gone:
+                item.frame, item.place = frame, None
+                self._waiting.append(item)
 
     # -- reading
 
     def entries(self, key: StepKey) -> list[Entry]:
         """Entries of a step in the order of its file: by group, rollout and try."""
         with self._lock:
-            return sorted(self._entries.get(key, {}).values(), key=lambda e: e.order)
-
-    def row(self, entry: Entry) -> Row:
-        """The row of an entry, from memory or from the journal. Raises Damaged where the journal does not give it back."""
-        with self._lock:
-            row, offset = entry.row, entry.offset
-        if row is not None:
-            return row
-        assert self._journal is not None
-        assert offset is not None
-        found = self._journal.read(offset).row
-        assert found is not None
-        return found
+            step = self._steps.get(key, _Step())
+            return sorted(step.entries.values(), key=lambda e: e.order)
 
     def rows(self, key: StepKey) -> Iterator[Row]:
-        """Rows of a step, one after the other."""
-        return (self.row(e) for e in self.entries(key))
+        """Rows of a step, one after the other. One that can no longer be read is left out, with a warning."""
+        for entry in self.entries(key):
+            row = self.row(entry)
+            if row is not None:
+                yield row
+
+    def row(self, entry: Entry) -> Row | None:
+        """The row of an entry, from memory or from the journal. None where it was given up or does not read back."""
+        with self._lock:
+            row, frame, place = entry.row, entry.frame, entry.place
+        if row is not None or frame is not None:
+            return row if row is not None else unpack_frame(frame or b"").row
+        if place is None:
+            return None
+        try:
+            return self._read(*place)
+        except (OSError, TimeoutError) as error:
+            logger.error("trace %s cannot be read back from the journal: %s", entry.trace_id, error or "no answer")
+            return None
+
+    def _read(self, journal: Journal, offset: int) -> Row | None:
+        """A row from the journal, by a thread of its own: a disk that hangs must not hold up who asks."""
+        if self._reader is None:
+            self._reader = Worker(f"rolltape-reader-{self._path.stem}", lambda: None, 3600.0)
+        done = self._reader.submit(lambda: journal.read(offset).row)
+        if not self._reader.wait(done, self.options.ack_seconds):
+            raise TimeoutError(f"no answer within {self.options.ack_seconds} s")
+        row: Row | None = done.result()
+        return row
 
     # -- ending
 
-    def drop(self, key: StepKey) -> None:
-        """Forget a step; the journal is emptied when no other step needs it. In the writing thread."""
+    def memory(self, key: StepKey | None = None) -> int:
+        """Bytes of rows, of one step or of all, that are in memory only."""
         with self._lock:
-            gone = {id(e) for e in self._entries.pop(key, {}).values()}
-            empty = not self._entries
-        self._unwritten = deque(u for u in self._unwritten if id(u[0]) not in gone and not empty)
-        if empty and self._journal is not None:
-            with contextlib.suppress(OSError):
-                self._journal.clear()
+            steps = self._steps.values() if key is None else [self._steps.get(key, _Step())]
+            return sum(e.bytes for step in steps for e in step.entries.values() if e.place is None)
 
-    def close(self) -> None:
-        """Close the journal; an empty one is removed. In the writing thread."""
+    def give_up(self, key: StepKey) -> int:
+        """Forget the rows of a step that are in memory only; returns how many."""
+        with self._lock:
+            step = self._steps.get(key, _Step())
+            lost = [e for e in step.entries.values() if e.place is None]
+            for entry in lost:
+                self._release(entry)
+                del step.entries[entry.trace_id]
+            if not step.entries:  # nor are records of a step needed of which no trace is left
+                for item in step.notes:
+                    self._release(item)
+                step.notes = []
+            return len(lost)
+
+    def forget_memory(self) -> int:
+        """Forget what is in memory only, at the end of the process; how many rows that were."""
+        return sum(self.give_up(key) for key in list(self._steps))
+
+    def leave(self, key: StepKey) -> int:
+        """Leave a step to `recover`: it stays in the journal, out of memory. How many rows the journal does not have."""
+        lost = self.give_up(key)
+        with self._lock:
+            for entry in self._steps[key].entries.values():
+                if entry.frame is not None:
+                    self._kept -= entry.bytes
+                    entry.frame = None
+        return lost
+
+    def drop(self, key: StepKey) -> Future[None]:
+        """Forget a step that is committed."""
+        with self._lock:
+            step = self._steps.pop(key, None)
+            self._over.add(key)
+            for item in step.items() if step else ():
+                self._release(item)
+        return self.worker.submit(self._tidy)
+
+    def _tidy(self) -> None:
+        """Empty the journal where no step is open; write it anew where most of it is committed."""
+        with self._lock:
+            items = [i for step in self._steps.values() for i in step.items() if i.place is not None]
+            empty = not any(step.items() for step in self._steps.values())
+        journal = self._journal
+        if journal is None:
+            return
+        try:
+            if empty:
+                journal.clear()
+            elif journal.good >= _DEAD_BYTES:
+                self._compact(journal, items)
+        except OSError as error:
+            self.error = f"{self._path}: {error.strerror or error}"
+
+    def _compact(self, journal: Journal, items: list[Item]) -> None:
+        """Write the journal anew with `items` only, where they are less than half of it."""
+        live = sum(i.bytes if isinstance(i, Entry) else len(i.frame or b"") for i in items)
+        if live > journal.good // 2:
+            return
+        frames = (i.frame or place[0].frame(place[1]) for i in items if (place := i.place) is not None)
+        other = Journal(self._path, fsync=journal.fsync, seconds=journal.seconds, frames=frames)
+        with self._lock:
+            for item, offset in zip(items, other.offsets, strict=True):
+                item.place = (other, offset)
+        self._journal = other
+
+    def close(self, seconds: float) -> bool:
+        """Write what waits and close the journal; an empty one is removed. Whether that was within `seconds`."""
+        with self._lock:
+            self.closed = True
+        self.worker.submit(self._close)
+        if self._reader is not None:
+            self._reader.stop(0.0)
+        return self.worker.stop(seconds)
+
+    def _close(self) -> None:
+        self._write_waiting()
         if self._journal is not None:
-            self._journal.close(remove=not self._entries)
+            with self._lock:
+                empty = not any(step.items() for step in self._steps.values())
+            with suppress(OSError):
+                if self.options.journal and not empty and self.options.fsync != "never":
+                    self._journal.sync()
+            self._journal.close(remove=empty or self._journal.empty)
             self._journal = None
 
 

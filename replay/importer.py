@@ -21,6 +21,7 @@ from rolltape.schema.fields import ROW, SCHEMA_VERSION
 from rolltape.schema.parquet import ROW_GROUP_BYTES, put_once, write_parquet
 from rolltape.schema.paths import Part, RunPaths
 from rolltape.schema.records import Context, Group, Step
+from rolltape.schema.sealed import seal
 from rolltape.schema.table import rows_to_table, with_outcomes
 
 
@@ -128,8 +129,8 @@ def _write(paths: RunPaths, source: Path, result: Imported, groups: list[list[Ro
         "created_at": now,
     }
     attempt = {"attempt": 0, "start_step": 0, "started_at": now, "settings": {"imported": source.name}, "versions": {}}
-    put_once(paths.run, (json.dumps(info, indent=1) + "\n").encode())
-    put_once(paths.attempt(0), (json.dumps(attempt, indent=1) + "\n").encode())
+    put_once(paths.run, seal(info))
+    put_once(paths.attempt(0), seal(attempt))
     part = Part("train", 0, 0, "import")
     file = write_parquet(paths.parquet(part), (with_outcomes(rows_to_table(c), []) for c in _chunks(groups)))
     records = [_group(i, rows) for i, rows in enumerate(groups)]

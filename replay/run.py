@@ -5,7 +5,6 @@ Only what a commit names is data. A file without one, whatever its name, is neve
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +19,7 @@ from rolltape.schema.fields import ROW, check_version
 from rolltape.schema.parquet import read_batches
 from rolltape.schema.paths import Part, RunPaths, part_of
 from rolltape.schema.records import Group, Step
+from rolltape.schema.sealed import unseal
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,15 @@ def open_run(path: str | Path) -> Run:
     """
     paths = RunPaths(Path(path))
     try:
-        info = json.loads(paths.run.read_bytes())
+        info = unseal(paths.run.read_bytes(), paths.run)
     except FileNotFoundError:
         raise RunNotFound(_missing(paths.root)) from None
     except NotADirectoryError:
         raise RunNotFound(f"{paths.root} is a file; a run is a folder with a run.json in it.") from None
+    except Damaged:
+        raise
     except OSError as error:
         raise Damaged(f"{paths.run}: cannot be read ({error.strerror}).") from error
-    except ValueError as error:
-        raise Damaged(f"{paths.run}: no readable JSON ({error}); restore the file from a copy.") from error
-    if not isinstance(info, dict):
-        raise Damaged(
-            f"{paths.run}: expected a JSON object, found {type(info).__name__}; restore the file from a copy."
-        )
     check_version(str(info.get("schema")), str(paths.run))
     if not isinstance(info.get("run"), str):
         raise Damaged(f"{paths.run}: no run id in it; restore the file from a copy.")
@@ -113,7 +109,7 @@ class Run:
         result = {}
         for file in self.paths.attempts.glob("*.json"):
             try:
-                data = json.loads(file.read_bytes())
+                data = unseal(file.read_bytes(), file)
                 number = int(data["attempt"])
                 result[number] = Attempt(
                     number,
@@ -122,7 +118,7 @@ class Run:
                     data.get("versions", {}),
                     data.get("started_at"),
                 )
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 continue
         return dict(sorted(result.items()))
 
@@ -160,7 +156,17 @@ class Run:
 
     def superseded(self, part: Part) -> bool:
         """Whether a newer attempt began at or before the part's step."""
-        return any(a.number > part.attempt and a.start_step <= part.step for a in self.attempts.values())
+        begun = self._begun.get(part.split, {}) | {a.number: a.start_step for a in self.attempts.values()}
+        return any(number > part.attempt and start <= part.step for number, start in begun.items())
+
+    @cached_property
+    def _begun(self) -> dict[str, dict[int, int]]:
+        """By split and attempt the first step that was committed: stands in where an attempt's file cannot be read."""
+        first: dict[str, dict[int, int]] = {}
+        for part in [c.part for c in self._scan[0]] + [p for p, _ in self.broken]:
+            steps = first.setdefault(part.split, {})
+            steps[part.attempt] = min(part.step, steps.get(part.attempt, part.step))
+        return first
 
     def splits(self) -> list[str]:
         """Recorded splits, `train` first."""

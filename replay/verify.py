@@ -8,7 +8,6 @@ the recording counts. Where a run has no dispositions (it was imported), every f
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, RolltapeError
 from rolltape.schema.fields import OUTCOME
 from rolltape.schema.paths import Part, part_of
+from rolltape.schema.sealed import unseal
 
 _COLUMNS = [*COLUMNS, *OUTCOME.arrow.names, "extra"]
 _OF_TRAINING = ("branches", "no_trainable_token", "no_tokens", "image", "group_size")
@@ -248,8 +248,10 @@ def _attempt_files(run: Run) -> list[Finding]:
     findings = []
     for file in sorted(run.paths.attempts.glob("*.json")):
         try:
-            json.loads(file.read_bytes())["attempt"]
-        except (ValueError, KeyError, TypeError) as error:
+            unseal(file.read_bytes(), file)["attempt"]
+        except RolltapeError as error:
+            findings.append(Finding(code="attempt", message=str(error), file=str(file)))
+        except (OSError, KeyError) as error:
             message = f"{file}: no readable attempt ({error}); restore it from a copy"
             findings.append(Finding(code="attempt", message=message, file=str(file)))
     missing = sorted({c.part.attempt for c in run.all_commits} - set(run.attempts))

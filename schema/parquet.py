@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,7 +59,7 @@ class HashingFile:
     """A binary file that hashes what is written to it, on the way to a name it takes only when whole."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self.path = path
         self.temporary = _temporary(path)
         self.file: BinaryIO = self.temporary.open("wb")
@@ -94,7 +95,7 @@ class HashingFile:
         os.fsync(self.file.fileno())
         self.file.close()
         self.temporary.replace(self.path)
-        _sync_folder(self.path.parent)
+        sync_folder(self.path.parent)
 
     def discard(self) -> None:
         """Remove what was written."""
@@ -116,7 +117,7 @@ def put_bytes(path: Path, data: bytes) -> None:
 
 def put_once(path: Path, data: bytes) -> bool:
     """Write a file that must not exist yet; False where it does. Of several writers exactly one gets True."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = _temporary(path)
     try:
         with temporary.open("wb") as file:
@@ -128,7 +129,7 @@ def put_once(path: Path, data: bytes) -> bool:
         return False
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     return True
 
 
@@ -137,7 +138,16 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
 
 
-def _sync_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, and sync the names of the new ones: a power cut takes the files with the folder."""
+    new = list(itertools.takewhile(lambda p: not p.exists(), (path, *path.parents)))
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(new):
+        sync_folder(folder.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Sync the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,0 +1,145 @@
+"""The folder of a run as its writers see it: entering it, claiming an attempt, and being sure that it is still there."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from rolltape.record.journal import is_alive
+from rolltape.replay.run import open_run
+from rolltape.schema.errors import RolltapeError, RunConflict
+from rolltape.schema.fields import SCHEMA_VERSION
+from rolltape.schema.parquet import put_once
+from rolltape.schema.paths import RunPaths
+from rolltape.schema.sealed import seal
+
+logger = logging.getLogger(__name__)
+
+
+def enter(paths: RunPaths, identity: Mapping[str, str | None], resume: bool) -> str:
+    """The id of the run at `paths`: of a new one, or of the one that is resumed.
+
+    Raises RunConflict where the folder holds something else, a run although `resume` is not set, or a run of another
+    model, tokenizer or taskset.
+    """
+    if not paths.run.exists() and (made := _made(paths, identity)) is not None:
+        return made
+    run = open_run(paths.root)
+    if not resume:
+        raise RunConflict(
+            f"{paths.root} holds run {run.run_id} already; choose a new folder, or go on with it by --resume."
+        )
+    then = run.info
+    other = {k: (then.get(k), v) for k, v in identity.items() if v is not None and then.get(k) not in (None, v)}
+    if other:
+        told = "; ".join(f"{k} {old!r} then, {new!r} now" for k, (old, new) in other.items())
+        raise RunConflict(f"{paths.root} holds a run of something else ({told}); two runs are not mixed in one folder.")
+    return run.run_id
+
+
+def _made(paths: RunPaths, identity: Mapping[str, str | None]) -> str | None:
+    """The id of a new run; None where another writer has made one meanwhile."""
+    if paths.root.exists() and not paths.root.is_dir():
+        raise RunConflict(f"{paths.root} is a file; a run is a folder, choose a new one.")
+    found = sorted(p.name for p in paths.root.iterdir()) if paths.root.is_dir() else []
+    strangers = [name for name in found if not name.endswith(".tmp")]  # another writer may be entering as well
+    if strangers and not paths.run.exists():
+        raise RunConflict(
+            f"{paths.root} is not empty ({', '.join(strangers[:5])}) and holds no run.json; choose a new folder."
+        )
+    fresh = {
+        "run": uuid.uuid4().hex,
+        "schema": ".".join(map(str, SCHEMA_VERSION)),
+        **identity,
+        "created_at": time.time(),
+    }
+    return str(fresh["run"]) if put_once(paths.run, seal(fresh)) else None
+
+
+@contextmanager
+def one_at_a_time(paths: RunPaths) -> Iterator[None]:
+    """Let one process at a time open or recover the run, so that writers that start together share an attempt."""
+    try:
+        descriptor = os.open(paths.run, os.O_RDWR)  # NFS locks only what is open for writing
+    except OSError:
+        descriptor = os.open(paths.run, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks; writers there should not start at the same moment
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def joined_attempt(paths: RunPaths, writer: str) -> int | None:
+    """The attempt that living writers record; None where there is none. Raises RunConflict where one has our name."""
+    alive = []
+    for file in paths.journals.glob("*.journal"):
+        number, _, name = file.stem.partition(".")
+        if number.isdigit() and is_alive(file):
+            alive.append((int(number), name))
+    if any(name == writer for _, name in alive):
+        raise RunConflict(
+            f"writer {writer!r} records into {paths.root} at this moment; give this one another name, or end the other."
+        )
+    return max((number for number, _ in alive), default=None)
+
+
+def next_attempt(paths: RunPaths, start_step: int, settings: Mapping[str, Any], versions: Mapping[str, str]) -> int:
+    """Claim the next attempt number by putting its file."""
+    taken = [int(p.stem) for p in paths.attempts.glob("*.json") if p.stem.isdigit()]
+    taken += [int(p.name.split(".")[0]) for p in paths.journals.glob("*.journal") if p.name.split(".")[0].isdigit()]
+    number = max(taken, default=-1) + 1
+    while True:
+        body = {
+            "attempt": number,
+            "start_step": start_step,
+            "started_at": time.time(),
+            "process": os.getpid(),
+            "versions": dict(versions),
+            "settings": dict(settings),
+        }
+        if put_once(paths.attempt(number), seal(body)):
+            return number
+        number += 1
+
+
+class Displaced(RolltapeError, OSError):
+    """The folder of a run is not there any more, or not this run's."""
+
+
+class Home:
+    """The folder that a recorder writes to. It may be deleted, or its file system vanish, while the recorder lives."""
+
+    def __init__(self, paths: RunPaths, attempt: int) -> None:
+        self._files = {p: p.read_bytes() for p in (paths.run, paths.attempt(attempt)) if p.exists()}
+        self._paths = paths
+        self._device = os.stat(paths.root).st_dev
+
+    def check(self) -> None:
+        """Make sure that the folder is this run's; one that was deleted is made again.
+
+        Raises Displaced where its file system is gone or another run has taken its place: then nothing is to be written.
+        """
+        for path, data in self._files.items():
+            try:
+                there = path.read_bytes()
+            except FileNotFoundError:
+                self._same_device()
+                logger.warning("%s is gone; it is put there again", path)
+                put_once(path, data)
+                continue
+            if there != data:
+                raise Displaced(f"{path} is no longer what this recorder put there; another run has taken its place.")
+
+    def _same_device(self) -> None:
+        """An empty mount point is not where the run belongs."""
+        there = next(p for p in (self._paths.root, *self._paths.root.absolute().parents) if p.exists())
+        if os.stat(there).st_dev != self._device:
+            raise Displaced(f"{self._paths.root}: the file system that it was on is gone.")

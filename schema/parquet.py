@@ -226,8 +226,10 @@ def read_parquet(path: str | Path, columns: Sequence[str] | None = None) -> pa.T
 def read_batches(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """The row groups of a file, one table each."""
     file = open_parquet(path)
-    names = set(file.schema_arrow.names)
-    wanted = None if columns is None else [c for c in columns if c in names]
+    wanted = None if columns is None else list(columns)
+    if wanted is not None and not ROW.by_name.keys() >= set(wanted):  # those of the row are there: see open_parquet
+        names = set(file.schema_arrow.names)
+        wanted = [c for c in wanted if c in names]
     for i in range(file.num_row_groups):
         try:
             yield file.read_row_group(i, columns=wanted)
@@ -251,8 +253,9 @@ def open_parquet(path: str | Path) -> pq.ParquetFile:
     """
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True, memory_map=False)
-        found = (file.schema_arrow.metadata or {}).get(b"rolltape.schema")
-        columns = {field.name: field.type for field in file.schema_arrow}
+        schema = file.schema_arrow
+        found = (schema.metadata or {}).get(b"rolltape.schema")
+        columns = dict(zip(schema.names, schema.types, strict=True))
         version = found.decode() if found else None
     except FileNotFoundError:
         raise
@@ -261,7 +264,7 @@ def open_parquet(path: str | Path) -> pq.ParquetFile:
             f"{path}: no readable Parquet file ({error}); it was cut short or overwritten. Restore it from a copy."
         ) from error
     check_version(version, str(path))
-    lacking = [f.name for f in ROW.fields if columns.get(f.name) != f.arrow_type]
+    lacking = [] if schema.equals(ROW.arrow) else [f.name for f in ROW.fields if columns.get(f.name) != f.arrow_type]
     if lacking:
         raise Damaged(
             f"{path}: not the columns of schema {version} ({', '.join(lacking[:3])} missing or of another type); the end of "

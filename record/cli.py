@@ -13,10 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from rolltape.record.options import LiveOptions
-from rolltape.record.progress import for_output
+from rolltape.record.progress import for_output, recording_trouble
 from rolltape.schema.errors import RolltapeError
 
 WHAT, SAMPLING, RENDERER, SAMPLES, ENGINE = "What to run", "Sampling", "Renderer", "Samples", "Engine and failures"
+RECORDING = "Recording"
 
 
 def record(
@@ -86,10 +87,43 @@ def record(
     min_group_size: Annotated[
         int | None, typer.Option(help="Rollouts a group may shrink to (default: none lost).", rich_help_panel=SAMPLES)
     ] = None,
+    writer: Annotated[
+        str,
+        typer.Option(
+            help="Name of this writer; several processes may record into one folder.", rich_help_panel=RECORDING
+        ),
+    ] = LiveOptions.writer,
+    journal: Annotated[
+        bool,
+        typer.Option(
+            "--journal/--no-journal",
+            help="Write each trace when it ends. Without, a killed process loses its step.",
+            rich_help_panel=RECORDING,
+        ),
+    ] = LiveOptions.journal,
+    fsync: Annotated[
+        str, typer.Option(help="Sync the journal to disk: always, interval or never.", rich_help_panel=RECORDING)
+    ] = LiveOptions.fsync,
+    fsync_seconds: Annotated[
+        float, typer.Option(help="The interval.", rich_help_panel=RECORDING)
+    ] = LiveOptions.fsync_seconds,
+    ack_seconds: Annotated[
+        float, typer.Option(help="Longest wait for a trace to reach the journal.", rich_help_panel=RECORDING)
+    ] = LiveOptions.ack_seconds,
+    commit_seconds: Annotated[
+        float, typer.Option(help="Longest wait for a step to be committed.", rich_help_panel=RECORDING)
+    ] = LiveOptions.commit_seconds,
+    queue_bytes: Annotated[
+        int, typer.Option(help="Memory for what cannot be written at the moment.", rich_help_panel=RECORDING)
+    ] = LiveOptions.queue_bytes,
+    mask: Annotated[
+        list[str] | None,
+        typer.Option(help="Mask what this regular expression finds, too; repeatable.", rich_help_panel=RECORDING),
+    ] = None,
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="End the run at the first finding or recording failure.", rich_help_panel=SAMPLES
+            "--strict", help="End the run at the first finding or recording failure.", rich_help_panel=RECORDING
         ),
     ] = False,
     rollout_retries: Annotated[
@@ -120,7 +154,7 @@ def record(
     its groups have ended. Ctrl-C cancels what runs and commits what has ended; a second Ctrl-C aborts.
 
     Exit code: 0 recorded as asked; 1 ended early, nothing could be emitted, or a trace was not recorded; 2 refused
-    before any episode; 130 interrupted.
+    before any episode; 130 interrupted; 143 terminated.
 
     Example: rolltape record env.toml --run runs/one --engine http://127.0.0.1:30000 --model Qwen/Qwen3-0.6B --steps 3
     """
@@ -130,6 +164,7 @@ def record(
         "enable_thinking": thinking,
         "stop": tuple(stop or ()),
         "stop_token_ids": tuple(stop_token_id or ()),
+        "mask": tuple(mask or ()),
     }
     try:
         options = LiveOptions(**{name: given[name] for name in LiveOptions.names() if name in given} | renamed)
@@ -160,6 +195,10 @@ def summary_text(summary: Any) -> str:
     lines += [f"  {count} x {reason}" for reason, count in summary.reasons.most_common(8)]
     if summary.recording_failures:
         lines.append(f"{summary.recording_failures} traces could not be recorded.")
+    if summary.unwritten:
+        lines.append(summary.unwritten)
+    elif trouble := recording_trouble(summary.recording):
+        lines.append(f"Recording: {trouble}.")
     if summary.stopped:
         lines.append(f"Ended early ({summary.stopped}): {summary.message or 'no more is known'}")
     lines.append(f"The run is in {summary.run} (id {summary.run_id}).")

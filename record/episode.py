@@ -40,7 +40,7 @@ class TraceRecorder(Protocol):
 
     def started(self, split: str, step: int, n: int = 1, eval_name: str | None = None) -> None: ...
 
-    async def trace(self, trace: Any, context: Context) -> object: ...
+    async def trace(self, trace: Any, context: Context) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class GroupRun:
     group: Group | None = None
     failure: str | None = None
     """Why the group as a whole is worth nothing: its group reward raised, or every rollout ended in an error."""
-    scored: bool = True
-    """False while group rewards are due, and where they raised: the rewards are not all there."""
+    scored: bool = False
+    """Whether every rollout has ended and the group rewards are there; where they raised, they are not."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Stop:
 
     event: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str | None = None
-    """"interrupted", "unsupported", "failing", "recording" or "strict"."""
+    """"interrupted", "terminated", "unsupported", "failing", "recording" or "strict"."""
     message: str | None = None
 
     def set(self, reason: str, message: str | None = None) -> None:
@@ -118,8 +118,6 @@ class EpisodeRunner:
     async def run_group(self, task: Any, run: GroupRun, place: StepPlace, seed: int) -> None:
         """Run, score and record the rollouts of `task`; `run` holds what came of it, also when this is cancelled."""
         names = tuple(reward.__name__ for reward in discover_decorated(task, "group_reward"))
-        if names:
-            run.scored, run.failure = False, "the run was stopped before the group was scored"
         members: list[Member | None] = [None] * self.options.rollouts
         episode = self.environment.episode(task, self.context, n=self.options.rollouts)
         rollouts = [
@@ -128,7 +126,8 @@ class EpisodeRunner:
         ]
         try:
             await asyncio.gather(*rollouts)
-            await self._score(task, run, [member for member in members if member is not None])
+            if None not in members:
+                await self._score(task, run, [member for member in members if member is not None], names)
         finally:
             for rollout in rollouts:
                 rollout.cancel()
@@ -194,9 +193,10 @@ class EpisodeRunner:
             return True
         return False
 
-    async def _score(self, task: Any, run: GroupRun, ended: list[Member]) -> None:
+    async def _score(self, task: Any, run: GroupRun, ended: list[Member], names: tuple[str, ...]) -> None:
         """Group rewards, where the task has them; a reward that raises costs the group, not its traces."""
-        if run.scored or not ended:
+        if not names:
+            run.scored, run.failure = True, None
             return
         try:
             await task.score_group([trace for trace, _ in ended])
@@ -241,8 +241,9 @@ class EpisodeRunner:
     ) -> None:
         """Record a trace. That this fails is counted and shown and ends the run only where `strict` is set."""
         entry = _try(trace, number, retried=retried, cancelled=cancelled)
+        durable = False
         try:
-            await self.recorder.trace(trace, context)
+            durable = await self.recorder.trace(trace, context)
         except Exception as error:
             entry.recorded = False
             self.recording_failures += 1
@@ -255,7 +256,14 @@ class EpisodeRunner:
             run.tries = [old for old in run.tries if old.trace_id != trace.id]
         else:
             self.progress.trace(
-                TraceNews(entry.tokens, entry.reward, entry.error, retried=retried, truncated=trace.is_truncated)
+                TraceNews(
+                    entry.tokens,
+                    entry.reward,
+                    entry.error,
+                    retried=retried,
+                    truncated=trace.is_truncated,
+                    durable=durable or not self.options.journal,
+                )
             )
         run.tries.append(entry)
 
@@ -281,7 +289,7 @@ class EpisodeRunner:
     def _seeded(self, context: ModelContext, seed: int) -> ModelContext:
         if not self.options.deterministic:
             return context
-        sampling = context.sampling.model_copy(update={"sampling_seed": seed})
+        sampling = context.sampling.model_copy(update={"sampling_seed": seed % (1 << 31)})
         return ModelContext(model=context.model, client=context.client, sampling=sampling)
 
 

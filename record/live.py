@@ -24,9 +24,12 @@ from rolltape.record.episode import EpisodeRunner, GroupRun, StepPlace, Stop
 from rolltape.record.inprocess.harness import close_client
 from rolltape.record.options import LiveOptions
 from rolltape.record.progress import Progress, Quiet, StepNews
-from rolltape.record.recorder import Recorder, folder_of
+from rolltape.record.recorder import Recorder, RecorderStatus, folder_of
+from rolltape.record.recover import Recovered
+from rolltape.record.resume import Counters, continued
 from rolltape.record.sampling import Limits, SamplingDefaults
-from rolltape.record.step import Counters, StepClosed, close_step
+from rolltape.record.secrets import Secrets
+from rolltape.record.step import StepClosed, close_step
 from rolltape.record.transport import RetryPolicy, SGLangTransport
 from rolltape.record.versions import check_live
 from rolltape.replay.run import open_run
@@ -35,6 +38,9 @@ from rolltape.schema.errors import BadInput, RolltapeError
 __all__ = ["LiveOptions", "LiveSummary", "run_live"]
 
 logger = logging.getLogger(__name__)
+
+SIGNALS = {"interrupted": signal.SIGINT, "terminated": signal.SIGTERM}
+"""What ends a run from outside, in order."""
 
 FORK_ADVICE = (
     "{count} traces have more than one branch and cannot be trained on as they are: the renderer dropped earlier "
@@ -56,8 +62,12 @@ class LiveSummary:
     reasons: Counter[str] = field(default_factory=Counter)
     """Why traces were dropped, and how often."""
     recording_failures: int = 0
+    recording: RecorderStatus | None = None
+    """How recording stood when the run had ended."""
+    recovered: Recovered | None = None
+    """What an earlier recording had left and was settled before this one."""
     stopped: str | None = None
-    """Why the run ended early: interrupted, unsupported, failing, recording or strict."""
+    """Why the run ended early: interrupted, terminated, unsupported, failing, recording or strict."""
     message: str | None = None
     """The sentence that goes with `stopped`."""
     seconds: float = 0.0
@@ -66,13 +76,25 @@ class LiveSummary:
     def exit_code(self) -> int:
         """0: recorded as asked. 1: ended early, or nothing could be emitted, or a trace was not recorded.
 
-        130: interrupted. Refusals before any episode are exceptions, and exit code 2.
+        130: interrupted; 143: terminated. Refusals before any episode are exceptions, and exit code 2.
         """
-        if self.stopped == "interrupted":
-            return 130
+        if self.stopped in SIGNALS:
+            return 128 + SIGNALS[self.stopped]
         evaluated = any(step.split == "eval" and step.traces for step in self.steps)
         nothing = not self.counts["emitted"] and not evaluated
-        return int(bool(self.stopped or nothing or self.recording_failures))
+        return int(bool(self.stopped or nothing or self.recording_failures or self.unwritten))
+
+    @property
+    def unwritten(self) -> str | None:
+        """What was not written and what can be done; None where everything is on disk."""
+        status = self.recording
+        if status is None or not (status.lost or status.pending_steps):
+            return None
+        why = f" ({status.error})" if status.error else ""
+        return (
+            f"{status.lost} traces are lost and {status.pending_steps} steps are not on disk{why}; "
+            f"`rolltape recover {self.run}` commits what is in the journal."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -84,6 +106,8 @@ class LiveSummary:
             "counts": dict(self.counts),
             "reasons": dict(self.reasons.most_common()),
             "recording_failures": self.recording_failures,
+            "recording": None if self.recording is None else asdict(self.recording),
+            "recovered": None if self.recovered is None else self.recovered.to_dict(),
             "stopped": self.stopped,
             "message": self.message,
             "seconds": self.seconds,
@@ -105,24 +129,16 @@ async def run_live(options: LiveOptions, *, progress: Progress | None = None) ->
     try:
         await client.warm()
         await _expect_engine(transport)
-        first, counters, start = _continued(options, environment.config.env_id)
-        recorder = Recorder.open(
-            options.run,
-            model=options.model,
-            tokenizer=options.tokenizer or options.model,
-            taskset=environment.config.env_id,
-            settings=options.to_dict() | {"environment": environment.config.model_dump(mode="json", exclude_none=True)},
-            versions=versions,
-            resume=options.resume,
-            start_step=start,
-            strict=options.strict,
-        )
+        recorder = await asyncio.to_thread(_recorder, options, environment, versions)
         try:
+            if recorder.recovered.anything:
+                progress.note(_told(recorder.recovered))
             run = _Run(options, environment, tasks, client, recorder, progress, versions)
-            run.first, run.counters = first, counters
-            return await run.all_steps()
+            await run.all_steps()
         finally:
-            recorder.close()
+            status = await asyncio.to_thread(recorder.close)
+        run.summary.recording = status
+        return run.summary
     finally:
         progress.close()
         await client.close()
@@ -136,6 +152,37 @@ def _loaded(options: LiveOptions) -> tuple[Any, list[Any]]:
     if options.shuffle:
         random.Random(options.seed).shuffle(tasks)
     return environment, tasks
+
+
+def _told(recovered: Recovered) -> str:
+    """What was settled, in one line."""
+    traces, lost = (sum(part[name] for part in recovered.committed) for name in ("traces", "lost"))
+    told = f"An earlier recording had not ended well: {traces} journaled traces are committed now"
+    told += f", {lost} are lost" if lost else ""
+    told += f"; not readable: {', '.join(recovered.faults)}" if recovered.faults else ""
+    told += f"; moved aside: {', '.join(recovered.discarded)}" if recovered.discarded else ""
+    return told + "."
+
+
+def _recorder(options: LiveOptions, environment: Any, versions: dict[str, str]) -> Recorder:
+    """Open the run for writing. What the configuration holds of secrets is masked in whatever is recorded."""
+    config = environment.config.model_dump(mode="json", exclude_none=True)
+    return Recorder.open(
+        options.run,
+        model=options.model,
+        tokenizer=options.tokenizer or options.model,
+        taskset=environment.config.env_id,
+        settings=options.to_dict() | {"environment": config},
+        versions=versions,
+        resume=options.resume,
+        start_step=None,
+        writer=options.writer,
+        store=options.store(),
+        secrets=Secrets(options.mask).knowing(
+            config, options.engine, environment=environment.config.harness.forward_env
+        ),
+        strict=options.strict,
+    )
 
 
 class _Run:
@@ -156,11 +203,10 @@ class _Run:
 
         self.options, self.environment, self.tasks = options, environment, tasks
         self.recorder, self.progress = recorder, progress
-        self.first = 0
-        self.counters = Counters()
+        self.first, self.counters = self._begin()
         self.stop = Stop()
         self.failed_in_a_row = 0
-        self.summary = LiveSummary(str(options.run), recorder.run_id, recorder.attempt)
+        self.summary = LiveSummary(str(options.run), recorder.run_id, recorder.attempt, recovered=recorder.recovered)
         sampling = vf.SamplingConfig.model_validate(options.sampling())
         self.runner = EpisodeRunner(
             environment=environment,
@@ -175,7 +221,14 @@ class _Run:
             renderer=client.settings.to_dict(),
         )
 
-    async def all_steps(self) -> LiveSummary:
+    def _begin(self) -> tuple[int, Counters]:
+        """The first step and the counters; of a run that is resumed, those after what was recorded."""
+        if not self.options.resume:
+            return 0, Counters.of_writer(self.recorder.writer)
+        place = self._place(0)
+        return continued(open_run(self.options.run), folder_of(place.split, place.eval_name), self.recorder.writer)
+
+    async def all_steps(self) -> None:
         started = time.monotonic()
         with _interruptible(self.stop, self.progress), calm_collector() as collect:
             async with self._serving():
@@ -187,7 +240,6 @@ class _Run:
         self.summary.stopped, self.summary.message = self.stop.reason, self.stop.message
         self.summary.recording_failures = self.runner.recording_failures
         self.summary.seconds = time.monotonic() - started
-        return self.summary
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
@@ -204,7 +256,7 @@ class _Run:
     def _place(self, step: int) -> StepPlace:
         if not self.options.eval:
             return StepPlace("train", step)
-        return StepPlace("eval", step, _eval_name(self.options, self.environment.config.env_id))
+        return StepPlace("eval", step, self.options.eval_name or self.environment.config.env_id)
 
     async def _step(self, place: StepPlace, number: int) -> None:
         chosen = self._choose(place)
@@ -278,28 +330,6 @@ class _Run:
             self.progress.note(FORK_ADVICE.format(count=closed.forked))
 
 
-def _eval_name(options: LiveOptions, taskset: str) -> str:
-    return options.eval_name or taskset
-
-
-def _continued(options: LiveOptions, taskset: str) -> tuple[int, Counters, int]:
-    """Where a run goes on: the number of its first step, the counters, and from where older attempts are superseded.
-
-    The latter lies behind everything recorded, of whichever split: going on supersedes nothing.
-    """
-    if not options.resume:
-        return 0, Counters(), 0
-    run = open_run(options.run)
-    split = folder_of("eval", _eval_name(options, taskset)) if options.eval else "train"
-    recorded = {name: run.steps(name) for name in run.splits()}
-    start = 1 + max((record.step for records in recorded.values() for record in records), default=-1)
-    if not recorded.get(split):
-        return 0, Counters(), start
-    last = max(recorded[split], key=lambda record: record.step)
-    counters = Counters(last.cursor or 0, last.next_group_index or 0, last.next_sample_index or 0)
-    return last.step + 1, counters, start
-
-
 def _transport(options: LiveOptions) -> SGLangTransport:
     return SGLangTransport(
         options.engine,
@@ -327,7 +357,8 @@ async def _expect_engine(transport: SGLangTransport) -> None:
     problem = await transport.healthy()
     if problem is not None:
         raise BadInput(
-            f"No engine answers at {transport.engine_url} ({problem}); start one, or give its address with --engine."
+            f"No engine answers at {Secrets().text(transport.engine_url)} ({problem}); start one, or give its address "
+            "with --engine."
         )
 
 
@@ -351,25 +382,23 @@ def calm_collector() -> Iterator[Callable[[], object]]:
 
 @contextlib.contextmanager
 def _interruptible(stop: Stop, progress: Progress) -> Iterator[None]:
-    """Let the first Ctrl-C (or SIGTERM) stop the run in order, and a second one end the process as usual."""
+    """Let the first Ctrl-C or SIGTERM stop the run in order, and a second one end the process as usual."""
     loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
 
-    def interrupt() -> None:
-        for number in signals:
-            loop.remove_signal_handler(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    def interrupt(reason: str) -> None:
+        for number in SIGNALS.values():
+            loop.remove_signal_handler(number)  # back to what they do in any program
         progress.note("Stopping: running episodes are cancelled, what has ended is kept. Ctrl-C again aborts.")
-        stop.set("interrupted", "The run was interrupted; what had ended was recorded.")
+        stop.set(reason, f"The run was {reason}; what had ended was recorded.")
 
     installed = False
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or no signals
-        for number in signals:
-            loop.add_signal_handler(number, interrupt)
+        for reason, number in SIGNALS.items():
+            loop.add_signal_handler(number, interrupt, reason)
         installed = True
     try:
         yield
     finally:
         if installed:
-            for number in signals:
+            for number in SIGNALS.values():
                 loop.remove_signal_handler(number)

@@ -6,8 +6,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from rolltape.record.secrets import MASK, Secrets
+from rolltape.record.store import StoreOptions
 from rolltape.schema.errors import BadInput
+from rolltape.schema.paths import check_name
 
+FSYNC = ("always", "interval", "never")
 BRANCH_POLICIES = ("reject", "siblings")
 
 
@@ -66,6 +70,23 @@ class LiveOptions:
 
     branch_policy: str = "reject"
     min_group_size: int | None = None
+
+    writer: str = "main"
+    """Name of this writer, one of its own for each process that records into the folder."""
+    journal: bool = StoreOptions.journal
+    """Whether a trace is written when its try ends; without, it is kept in memory until its step ends."""
+    fsync: str = StoreOptions.fsync
+    """When the journal is synced to disk: `always`, `interval` or `never`."""
+    fsync_seconds: float = StoreOptions.fsync_seconds
+    """The interval."""
+    ack_seconds: float = StoreOptions.ack_seconds
+    """Longest wait for a trace to reach the journal before its Sample goes on without."""
+    commit_seconds: float = StoreOptions.commit_seconds
+    """Longest wait for a step to be committed before the next begins."""
+    queue_bytes: int = StoreOptions.queue_bytes
+    """Memory for what cannot be written at the moment; beyond it traces are lost."""
+    mask: tuple[str, ...] = ()
+    """Regular expressions over names and texts that are masked beside the built-in rules."""
     strict: bool = False
     """Stop at the first finding or recording failure instead of counting it."""
 
@@ -88,6 +109,13 @@ class LiveOptions:
         """Raise BadInput for values no run can have."""
         for name in ("rollouts", "groups", "steps", "concurrency", "request_attempts", "max_failed_groups"):
             self._at_least(name, 1)
+        for name in ("fsync_seconds", "ack_seconds", "commit_seconds"):
+            self._at_least(name, 0)
+        self._at_least("queue_bytes", 1)
+        check_name(self.writer, "writer")
+        if self.fsync not in FSYNC:
+            raise BadInput(f"fsync is {self.fsync!r}; expected {', '.join(FSYNC[:-1])} or {FSYNC[-1]}.")
+        Secrets(self.mask)
         for name in ("max_response", "max_context", "max_prompt", "min_group_size", "renderer_pool"):
             if getattr(self, name) is not None:
                 self._at_least(name, 1)
@@ -124,11 +152,20 @@ class LiveOptions:
             settings["max_tokens"] = self.max_response
         return settings
 
+    def store(self) -> StoreOptions:
+        """How the recorder keeps rows until their step is committed."""
+        names = ("journal", "fsync", "fsync_seconds", "ack_seconds", "commit_seconds", "queue_bytes")
+        return StoreOptions(**{name: getattr(self, name) for name in names})
+
     def conversion(self) -> dict[str, Any]:
         """The options that decide what a trace is converted into."""
         return {"branch_policy": self.branch_policy, "min_group_size": self.min_group_size, "strict": self.strict}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, one per option."""
-        values = asdict(self)
-        return values | {"config": str(self.config), "run": str(self.run), "stop": list(self.stop)}
+        """Plain JSON values, one per option. Patterns of secrets are left out: they may spell one."""
+        values = asdict(self) | {"config": str(self.config), "run": str(self.run)}
+        return values | {
+            "stop": list(self.stop),
+            "stop_token_ids": list(self.stop_token_ids),
+            "mask": [MASK] * len(self.mask),
+        }

@@ -6,11 +6,14 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
+
+if TYPE_CHECKING:
+    from rolltape.record.recorder import RecorderStatus
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class TraceNews:
     """Type and message of the last error."""
     retried: bool = False
     truncated: bool = False
+    durable: bool = True
+    """Whether the journal had it in time."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class StepNews:
     seconds: float
     counts: Mapping[str, int]
     """Tries that were started, and those that ended by what became of them."""
+    recording: RecorderStatus | None = None
+    """How recording goes, over the whole run."""
 
 
 @dataclass
@@ -52,6 +59,7 @@ class Tally:
     tokens: int = 0
     errors: int = 0
     retries: int = 0
+    not_durable: int = 0
     rewards: list[float] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
@@ -59,6 +67,7 @@ class Tally:
         self.tokens += news.tokens
         self.errors += news.error is not None
         self.retries += news.retried
+        self.not_durable += not news.durable
         if not news.retried:
             self.traces += 1
             if news.reward is not None:
@@ -75,7 +84,8 @@ class Tally:
     def __str__(self) -> str:
         reward = "–" if self.reward is None else f"{self.reward:.3f}"
         retries = f", {self.retries} retried" if self.retries else ""
-        return f"{self.tokens / self.seconds:,.0f} tokens/s, reward {reward}, {self.errors} errors{retries}"
+        late = f", {self.not_durable} not durable" if self.not_durable else ""
+        return f"{self.tokens / self.seconds:,.0f} tokens/s, reward {reward}, {self.errors} errors{retries}{late}"
 
 
 class Progress(Protocol):
@@ -191,7 +201,18 @@ def step_line(news: StepNews) -> str:
     return (
         f"{news.split} step {news.step}: {news.traces} traces, {news.tokens:,} tokens ({rate:,.0f}/s), "
         f"reward {reward}, {news.emitted} emitted{f'; {dropped}' if dropped else ''}"
+        f"{f'; {trouble}' if (trouble := recording_trouble(news.recording)) else ''}"
     )
+
+
+def recording_trouble(status: RecorderStatus | None) -> str:
+    """What people should know of how recording goes; nothing where all is on disk."""
+    if status is None:
+        return ""
+    told = {"traces not durable in time": status.not_durable, "steps not on disk": status.pending_steps}
+    told["traces lost"] = status.lost
+    counts = ", ".join(f"{count} {name}" for name, count in told.items() if count)
+    return f"{counts} ({status.error})" if counts and status.error else counts or status.error or ""
 
 
 def for_output(*, quiet: bool = False) -> Progress:

@@ -32,9 +32,11 @@ import pyarrow as pa
 from rolltape.record.folder import Home, enter, joined_attempt, next_attempt, one_at_a_time
 from rolltape.record.parts import chunks, counted, sound_outcome, sound_record, write_part
 from rolltape.record.recover import Recovered, outcome_record, settle
+from rolltape.record.resume import after_everything
 from rolltape.record.secrets import Secrets
 from rolltape.record.store import JournalStore, StepKey, StoreOptions
 from rolltape.record.worker import Worker
+from rolltape.replay.run import open_run
 from rolltape.schema import jsontext
 from rolltape.schema.commits import Commit
 from rolltape.schema.encoding import record_of, row_of
@@ -151,7 +153,7 @@ class Recorder:
         settings: Mapping[str, Any] | None = None,
         versions: Mapping[str, str] | None = None,
         resume: bool = False,
-        start_step: int = 0,
+        start_step: int | None = 0,
         writer: str = "main",
         store: StoreOptions | None = None,
         secrets: Secrets | None = None,
@@ -160,6 +162,7 @@ class Recorder:
         """Open `path` for writing: a new run, or with `resume` a further attempt at the run that is there.
 
         `start_step` is the first step this attempt records; older attempts' steps from there on are superseded, not deleted.
+        None: the step behind everything that is recorded, so that nothing is superseded.
         While another writer records into the folder, this one joins its attempt. Leftovers of writers that died are settled
         first (see `recover`). `settings` and `versions` are stored with the attempt, secrets in them masked.
 
@@ -178,6 +181,8 @@ class Recorder:
                 logger.warning("left by an earlier writer: %s", fault)
             attempt = joined_attempt(paths, writer)
             if attempt is None:
+                if start_step is None:
+                    start_step = after_everything(open_run(paths.root))
                 attempt = next_attempt(paths, start_step, secrets.mask(dict(settings or {})), versions)
             return cls(
                 paths,
@@ -343,6 +348,7 @@ class Recorder:
             raise BadInput(
                 f"{silent} of {len(traces)} traces of step {key[1]} have no outcome; every recorded trace needs one."
             )
+        outcomes = [replace(o, reason=self.secrets.text(o.reason)) if o.reason else o for o in outcomes]
         with self._lock:
             started, late = self._started.pop(key, 0), self._late.pop(key, 0)
         place = {**_place(key), "attempt": self.attempt, "writer": self.writer, "counts": {"started": started}}

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from rolltape.record.episode import GroupRun, StepPlace, Try
 from rolltape.record.options import LiveOptions
 from rolltape.record.progress import StepNews
-from rolltape.record.recorder import Recorder
+from rolltape.record.recorder import Committed, Recorder, RecorderStatus
+from rolltape.record.resume import Counters
 from rolltape.replay.convert import convert, flatten
 from rolltape.replay.digest import digest
 from rolltape.replay.options import ConvertOptions
@@ -21,15 +22,6 @@ from rolltape.schema.records import Group, Outcome, Step
 
 Fate = tuple[str, str | None]
 """What became of a trace (a disposition), and why."""
-
-
-@dataclass
-class Counters:
-    """What goes on from step to step: the place in the taskset and the next free numbers."""
-
-    cursor: int = 0
-    next_group_index: int = 0
-    next_sample_index: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,11 +72,12 @@ async def close_step(
         counters.next_sample_index = record.next_sample_index or 0
     outcomes = outcomes_of(fates)
     record = replace(record, ended_at=time.time())
-    commit = await recorder.commit(
+    committed = await recorder.commit(
         place.split, place.step, groups=groups, outcomes=outcomes, record=record, eval_name=place.eval_name
     )
     reasons = Counter(fate[1] for fate in fates.values() if fate[1])
-    return StepClosed(_news(runs, commit.step), made.forked if made else 0, reasons, made.failed if made else None)
+    news = _news(runs, committed, recorder.status)
+    return StepClosed(news, made.forked if made else 0, reasons, made.failed if made else None)
 
 
 def _fates(runs: Sequence[GroupRun], split: str) -> dict[str, Fate]:
@@ -100,7 +93,7 @@ def _fate(run: GroupRun, entry: Try, split: str) -> Fate:
     if entry.error is not None:
         return "error", entry.error
     if not run.scored:
-        return "incomplete_group", run.failure
+        return "incomplete_group", run.failure or "the run was stopped before its group had ended"
     return ("eval", None) if split == "eval" else ("emitted", None)
 
 
@@ -150,7 +143,8 @@ def outcomes_of(fates: Mapping[str, Fate]) -> list[Outcome]:
     return [Outcome(trace_id=trace, disposition=fate[0], reason=fate[1]) for trace, fate in fates.items()]
 
 
-def _news(runs: Sequence[GroupRun], record: Step) -> StepNews:
+def _news(runs: Sequence[GroupRun], committed: Committed, status: RecorderStatus) -> StepNews:
+    record = committed.step
     tries = [entry for run in runs for entry in run.tries]
     rewards = [entry.reward for entry in tries if entry.reward is not None and entry.error is None]
     return StepNews(
@@ -163,4 +157,5 @@ def _news(runs: Sequence[GroupRun], record: Step) -> StepNews:
         reward=sum(rewards) / len(rewards) if rewards else None,
         seconds=(record.ended_at or 0.0) - (record.started_at or 0.0),
         counts={name: count for name, count in record.counts.items() if count},
+        recording=replace(status, error=committed.error or status.error),
     )

@@ -159,12 +159,13 @@ class SGLangTransport:
     def engine_url(self) -> str:
         """Address of the engine or router, without a slash or `/v1` at the end."""
         url = self._engine_url() if callable(self._engine_url) else self._engine_url
-        return url.rstrip("/").removesuffix("/v1")
+        base, mark, query = url.partition("?")
+        return base.rstrip("/").removesuffix("/v1") + mark + query
 
     @property
     def base_url(self) -> str:
         """The address Renderers derives its endpoint from."""
-        return f"{self.engine_url}/v1"
+        return _at(self.engine_url, "/v1")
 
     async def get(self, _path: str, **_options: Any) -> dict[str, list[Any]]:
         """Renderers asks `/models` for a context cap here; the limits are applied in `post` instead."""
@@ -218,7 +219,7 @@ class SGLangTransport:
         """None if the engine answers `/health` within `seconds`; otherwise what went wrong."""
         try:
             async with self._client().get(
-                f"{self.engine_url}/health", timeout=aiohttp.ClientTimeout(total=seconds)
+                _at(self.engine_url, "/health"), timeout=aiohttp.ClientTimeout(total=seconds)
             ) as response:
                 return None if response.status in (200, 404) else f"HTTP {response.status}: {await _text(response)}"
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -231,7 +232,7 @@ class SGLangTransport:
                 aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, AttributeError
             ):
                 async with self._client().get(
-                    f"{self.engine_url}{path}", timeout=aiohttp.ClientTimeout(total=10)
+                    _at(self.engine_url, path), timeout=aiohttp.ClientTimeout(total=10)
                 ) as response:
                     response.raise_for_status()
                     if found := read(json.loads(await response.read())):
@@ -328,7 +329,7 @@ class SGLangTransport:
         headers = {"Content-Type": "application/json", **headers}
         try:
             async with self._client().post(
-                f"{self.engine_url}/generate", data=data, headers=headers, timeout=timeout
+                _at(self.engine_url, "/generate"), data=data, headers=headers, timeout=timeout
             ) as response:
                 if response.status != 200:
                     raise Refused(response.status, await _text(response), response.headers.get("Retry-After"))
@@ -357,7 +358,7 @@ class SGLangTransport:
         async def one(url: str) -> str | None:
             try:
                 async with self._client().post(
-                    f"{url}/abort_request", json=body, timeout=aiohttp.ClientTimeout(total=10)
+                    _at(url, "/abort_request"), json=body, timeout=aiohttp.ClientTimeout(total=10)
                 ) as response:
                     return None if response.status == 200 else f"HTTP {response.status}"
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -388,6 +389,12 @@ class SGLangTransport:
         for key in keys - self._warned:
             self._warned.add(key)
             logger.warning("The sampling setting %r is not one that rolltape sends to SGLang; it is left out.", key)
+
+
+def _at(url: str, path: str) -> str:
+    """A path of an engine, whose address may end in a query such as `?api_key=…`."""
+    base, mark, query = url.partition("?")
+    return base + path + mark + query
 
 
 def clean_worker_url(url: str) -> str:

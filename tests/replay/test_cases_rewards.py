@@ -401,6 +401,13 @@ def test_recorded_sums_that_the_rows_no_longer_give_cost_the_group() -> None:
     assert {d for d, _ in conversion.dropped.values()} == {"failed_check"}
 
 
+def test_fewer_scored_traces_than_recorded_are_found_though_neither_has_a_sum() -> None:
+    live = team("a", [1.0, 1.0, None], 0)
+    table = encode([live[0], {**live[1], "rewards": {}}, live[2]])
+    [finding] = [f for f in check(table, groups=[group(live)]) if f.code == "group_reward_sum"]
+    assert (finding.expected, finding.found) == ({"count": 2, "sum": None}, {"count": 1, "sum": None})
+
+
 def test_a_reward_name_that_only_the_rows_or_only_the_record_know_is_found() -> None:
     live = team("a", [1.0, 0.0], 0)
     more = [{**r, "rewards": {**r["rewards"], "late": 1.0}} for r in live]

@@ -95,11 +95,11 @@ def test_a_run_without_steps_has_the_right_columns_and_no_rows(tmp_path: Path) -
 
 def test_steps_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     put_run(tmp_path)
-    for step in (10, 2, 100_000_000, 9):
+    for step in (10, 2, 100_000_000, 99_999_999):
         put_step(tmp_path, step, [turn(id=f"s{step}")])
     run = open_run(tmp_path)
-    assert trace_ids(run.table()) == ["s2", "s9", "s10", "s100000000"]
-    assert [s.step for s in run.steps()] == [2, 9, 10, 100_000_000]
+    assert trace_ids(run.table()) == ["s2", "s10", "s99999999", "s100000000"]
+    assert [s.step for s in run.steps()] == [2, 10, 99_999_999, 100_000_000]
     assert trace_ids(run.table(steps=[10, 2])) == ["s2", "s10"]
 
 

@@ -194,6 +194,28 @@ def test_null_empty_and_missing_content_stay_apart(content: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    "message", [None, {}, "x", [], {"role": None}, {"role": "user"}, {"content": "x", "role": "user"}]
+)
+def test_a_message_of_any_shape_comes_back(message: Any, tmp_path: Path) -> None:
+    given = record()
+    given["nodes"][0]["message"] = message
+    assert text_of(kept([given], tmp_path)) == text_of([given])
+
+
+def test_keys_that_look_like_another_place_stay_apart(tmp_path: Path) -> None:
+    """Whatever a record calls its keys, they do not meet what we keep beside the columns."""
+    given = record(
+        nodes_=1, **{"0": 2, "$bytes": "eA==", "$packed": True, "top": {"id": 3}, "extra": {"$bytes": "eA=="}}
+    )
+    given["nodes"][0] |= {"message.content": 4, "content": 5, "role": 6, "$bytes": b"\xff", "logprobs64": 7}
+    given["nodes"][0]["message"] |= {"message": 8, "token_ids": 9, "node_content": 10}
+    given["nodes"][1]["logprobs"] = [-0.1, -0.2]
+    (found,) = kept([given], tmp_path)
+    assert found == given
+    assert [list(x) for x in (found, *found["nodes"])] == [list(x) for x in (given, *given["nodes"])]
+
+
+@pytest.mark.parametrize(
     "info",
     [{}, {"a": {}}, {"a": []}, {"a": None}, {"a": ""}, {"score": 1}, {"score": 1.0}, {"score": True}, {"score": "n/a"}],
 )

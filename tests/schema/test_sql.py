@@ -117,20 +117,23 @@ def over(paths: Any) -> str:
     return f"read_parquet({names})"
 
 
+def strict(text: str) -> None:
+    """Refuse what only some JSON readers take: DuckDB calls NaN and a trailing comma valid, others do not."""
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in a JSON column"))
+
+
 def check_sql(sql: duckdb.DuckDBPyConnection, source: str) -> int:
     """Read everything there is in `source`; the number of its rows."""
     rows = sql.sql(f"SELECT * FROM {source}").fetchall()
-    for column in JSON_COLUMNS:
-        broken = f"SELECT count(*) FROM {source} WHERE {column} IS NOT NULL AND NOT json_valid({column})"
-        assert sql.sql(broken).fetchall() == [(0,)], column
-        sql.sql(f"SELECT json_extract_string({column}, '$.x'), json_type({column}) FROM {source}").fetchall()
-    for column in JSON_LISTS:
-        texts = f"SELECT unnest({column}) AS text FROM {source}"
-        assert sql.sql(f"SELECT count(*) FROM ({texts}) WHERE NOT json_valid(text)").fetchall() == [(0,)], column
-        sql.sql(f"SELECT json_extract_string(text, '$[0].text') FROM ({texts})").fetchall()
-    for column in SOMETIMES_JSON:
-        broken = f"SELECT count(*) FROM {source} WHERE {column}_is_json AND NOT json_valid({column})"
-        assert sql.sql(broken).fetchall() == [(0,)], column
+    texts = [f"SELECT {column} AS text FROM {source}" for column in JSON_COLUMNS]
+    texts += [f"SELECT unnest({column}) AS text FROM {source}" for column in JSON_LISTS]
+    texts += [f"SELECT {column} AS text FROM {source} WHERE {column}_is_json" for column in SOMETIMES_JSON]
+    for query in texts:
+        found = sql.sql(f"SELECT text, json_valid(text) FROM ({query}) WHERE text IS NOT NULL").fetchall()
+        assert all(valid for _, valid in found), query
+        for text, _ in found:
+            strict(text)
+        sql.sql(f"SELECT json_extract_string(text, '$.x'), json_type(text) FROM ({query})").fetchall()
     return len(rows)
 
 

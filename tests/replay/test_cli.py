@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +223,7 @@ def test_help_lists_the_commands_of_both_sides(rolltape: Run) -> None:
 # -- without the live packages
 
 BLOCKED = """
-import sys
+import json, sys
 from importlib.machinery import PathFinder
 names = ("verifiers", "renderers", "transformers", "aiohttp", "mcp", "openai", "torch")
 find = PathFinder.find_spec
@@ -231,38 +231,44 @@ PathFinder.find_spec = classmethod(
     lambda cls, name, path=None, target=None: None if name.split(".")[0] in names else find(name, path, target)
 )
 from rolltape.replay.cli import main
-main()
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["rolltape", *words]
+    try:
+        main()
+    except SystemExit as end:
+        print("exit code", end.code, flush=True)
 """
 
 
-def without_live_packages(*words: str) -> subprocess.CompletedProcess[str]:
-    """The command line in a process that has the core packages only."""
-    return subprocess.run(
-        [sys.executable, "-c", BLOCKED, *words], capture_output=True, text=True, timeout=120, check=False
-    )
+def without_live_packages(*commands: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Commands, one after the other, in a process that has the core packages only."""
+    words = [sys.executable, "-c", BLOCKED, json.dumps(commands)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("record", "env.toml", "--run", "r", "--engine", "http://127.0.0.1:1", "--model", "m"),
-        ("demo", "--run", "r"),
+def test_live_commands_without_their_packages_say_what_to_install(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    done = without_live_packages(
+        ("record", "env.toml", "--run", run, "--engine", "http://127.0.0.1:1", "--model", "m"),
+        ("demo", "--run", run),
         ("engine", "--port", "1"),
-    ],
-)
-def test_a_live_command_without_its_packages_says_what_to_install(words: tuple[str, ...], tmp_path: Path) -> None:
-    done = without_live_packages(*(str(tmp_path / w) if w == "r" else w for w in words))
-    assert done.returncode == 2
-    assert "pip install 'rolltape[live]'" in done.stderr
-    assert "Traceback" not in done.stderr
+    )
+    assert done.stdout == "exit code 2\n" * 3
+    assert done.stderr.count("pip install 'rolltape[live]'") == 3
+    assert len(done.stderr.splitlines()) == 3
     assert list(tmp_path.iterdir()) == []
 
 
 def test_reading_works_without_the_live_packages(tmp_path: Path) -> None:
-    done = without_live_packages("import", str(GROUP_REWARDS), "--run", str(tmp_path / "run"))
-    assert (done.returncode, done.stderr) == (0, "")
-    done = without_live_packages("verify", str(tmp_path / "run"))
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "clean")
+    run = str(tmp_path / "run")
+    done = without_live_packages(("import", str(GROUP_REWARDS), "--run", run), ("verify", run), ("schema", "--json"))
+    assert done.stderr == ""
+    assert [line for line in done.stdout.splitlines() if line.startswith(("exit code", "clean"))] == [
+        "exit code 0",
+        "clean",
+        "exit code 0",
+        "exit code 0",
+    ]
 
 
 def test_a_command_that_cannot_be_loaded_takes_any_arguments_and_says_why(

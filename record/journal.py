@@ -305,13 +305,24 @@ def scan(data: memoryview) -> Iterator[Record | Fault]:
     while offset < end:
         record = _record_at(data, offset)
         if record is None:
-            record = _next_record(data, offset + 1)
-            stop = end if record is None else record.offset
-            yield _fault(data, offset, stop, record is None)
-            offset = stop
+            following = _next_record(data, _after(data, offset))
+            stop = end if following is None else following.offset
+            yield _fault(data, offset, stop, following is None)
+            record, offset = following, stop
         if record is not None:
             yield record
             offset = record.offset + record.bytes
+
+
+def _after(data: memoryview, offset: int) -> int:
+    """Where to look for the next frame behind a damaged one: at its end, where another begins, not among its tokens."""
+    start = offset + HEAD_BYTES
+    if len(data) >= start and data[offset : offset + len(MAGIC)] == MAGIC:
+        size, _ = HEAD.unpack_from(data, offset + len(MAGIC))
+        following = data[start + size : start + size + len(MAGIC)] if size < len(data) - start else b""
+        if following == MAGIC or size == len(data) - start:
+            return int(start + size)
+    return offset + 1
 
 
 def _record_at(data: memoryview, offset: int) -> Record | None:

@@ -1,13 +1,16 @@
-"""Expectations files."""
+"""Expectations: their files, and what is held against them; stored conversion options."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from replay_build import Record, by_task, group, reply, said, trace, turn
 
-from rolltape.replay import ConvertOptions, Expectations
+from rolltape.replay import ConvertOptions, Expectations, Finding, check
 from rolltape.replay.expect import load_expectations
+from rolltape.schema import Group, encode
 from rolltape.schema.errors import BadInput
 
 
@@ -73,6 +76,54 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
     for name, words in (("none.toml", "no such file"), (".", "cannot be read"), ("latin.toml", "no TOML")):
         with pytest.raises(BadInput, match=words):
             load_expectations(tmp_path / name)
+
+
+# -- expectations held against traces and groups
+
+
+def expected(records: list[Record], groups: list[Group], **expect: Any) -> list[Finding]:
+    found = check(encode(records), ConvertOptions(branch_policy="siblings", expect=Expectations(**expect)), groups)
+    return [f for f in found if f.code.startswith("expected_")]
+
+
+def test_an_expected_sum_is_held_against_every_group_by_name() -> None:
+    records = [
+        turn(id="a0", reward=0.5),
+        turn(id="a1", reward=0.0),
+        turn(id="b0", idx=1, reward=0.5),
+        turn(id="b1", idx=1, reward=0.5),
+        turn(id="c", idx=2, rewards={"other": 1.0}),
+    ]
+    found = expected(records, by_task(records), group_reward_sum={"ok": 0.5})
+    assert [(f.group_index, f.expected, f.found) for f in found] == [(1, 0.5, 1.0), (2, 0.5, None)]
+    assert "group 1" in found[0].message
+
+
+def test_an_expected_sum_leaves_groups_with_a_failed_rollout_alone() -> None:
+    records = [turn(id="a", reward=0.25), turn(id="b", reward=None, errors=["TaskError: no"])]
+    assert expected(records, [group(records)], group_reward_sum={"ok": 0.5}) == []
+
+
+def test_an_expected_sum_allows_for_rounding() -> None:
+    records = [turn(id=str(i), reward=0.1) for i in range(10)]
+    assert expected(records, [group(records)], group_reward_sum={"ok": 1.0}) == []
+    assert len(expected(records, [group(records)], group_reward_sum={"ok": 1.001})) == 1
+
+
+def test_expected_sizes_branches_tokens_and_names_are_held_against_sound_traces_only() -> None:
+    records = [
+        turn(id="good"),
+        trace(said(None, [1]), reply(0, [2], [3]), said(0, [4], "edited"), reply(2, [5], [6]), id="forked"),
+        turn(id="named", rewards={"ok": 1.0, "more": 0.0}),
+        trace(id="failed", rewards={}, errors=["TaskError: no"]),
+    ]
+    found = expected(records, [group(records)], group_size=3, branches=1, sampled_tokens=(3, 10), reward_names=("ok",))
+    assert [(f.code, f.trace_id) for f in found] == [
+        ("expected_branches", "forked"),
+        ("expected_sampled_tokens", "forked"),
+        ("expected_rewards", "named"),
+        ("expected_group_size", None),
+    ]
 
 
 # -- conversion options

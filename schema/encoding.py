@@ -161,6 +161,10 @@ class _Encoder:
                 f"a record without a trace id (id is {self.record.get('id')!r}): expected one Verifiers trace a record; "
                 "an Episode line holds its traces under 'traces'."
             )
+        if "traces" in self.record and "nodes" not in self.record:
+            raise BadInput(
+                f"record {self.record['id']} is an Episode, not a trace: encode the traces it holds under 'traces'."
+            )
         self._identity()
         self._task()
         self._result()

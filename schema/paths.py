@@ -11,6 +11,7 @@ Steps are padded to eight digits so that names sort in time order; nothing relie
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,8 +99,11 @@ def part_of(path: Path) -> Part | None:
 
 
 def folder_of(split: str, eval_name: str | None) -> str:
-    """The folder of a split: `train`, `eval`, or `eval-<name>` with what no file name takes replaced."""
+    """The folder of a split: `train`, `eval`, or `eval-<name>`.
+
+    What no file name takes is replaced, and a digest of the name appended, so that two names never share a folder.
+    """
     if eval_name is None:
         return split
-    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in eval_name)
-    return f"{split}-{safe}"
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in eval_name[:64])
+    return f"{split}-{safe}" if safe == eval_name else f"{split}-{safe}-{hashlib.sha256(eval_name.encode()).hexdigest()[:8]}"

@@ -1,0 +1,143 @@
+"""What the processes do that tests kill: they record or recover, and die at a given moment.
+
+`python fault_children.py` serves: it forks a child per request, so that one starts in milliseconds, with everything
+imported. A request is a line of JSON, {"start": function, "args": {…}} or {"wait": process}; so is the answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from record_build import at, commit, emitted, lifelike, trace
+
+from rolltape.record.recorder import Recorder, StoreOptions
+from rolltape.record.recover import recover
+from rolltape.schema import Group, Outcome, Step
+from rolltape.schema.errors import RolltapeError
+from rolltape.schema.table import rows_to_table
+
+DIED = 9
+"""Exit code of a child that died where it was to."""
+
+
+def die(where: str, call: int, when: str) -> None:
+    """End this process at the `call`-th call of a function: `before` it, `after` it, or after `half` of what it writes."""
+    module, _, path = where.partition(":")
+    *owners, name = path.split(".")
+    owner: Any = importlib.import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    real, calls = getattr(owner, name), 0
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call and when == "before":
+            os._exit(DIED)
+        if calls == call and when == "half":
+            args = (*args[:-1], args[-1][: len(args[-1]) // 2])
+        result = real(*args, **kwargs)
+        if calls == call:
+            os._exit(DIED)
+        return result
+
+    setattr(owner, name, dying)
+
+
+def record_two_steps(root: str, acks: str, **death: Any) -> None:
+    """Step 0 is committed: a, b, c, of which a is recorded twice. Step 1 is not: d of two that started."""
+    if death:
+        die(**death)
+    recorder = Recorder.open(root, resume=True)
+    with open(acks, "a", encoding="utf-8", buffering=1) as told:
+        for i, name in enumerate("abc"):
+            recorder.started("train", 0)
+            record = trace(name, rewards={"ok": 0.0})
+            if recorder.add(record, at(0, group_index=0, rollout_index=i)):
+                told.write(name + "\n")
+        again = trace("a")
+        recorder.add(again, at(0, group_index=0, rollout_index=0))
+        group = Group.from_records(
+            [again, *(trace(n, rewards={"ok": 0.0}) for n in "bc")], group_index=0, expected_size=3, step=0
+        )
+        outcomes = [
+            *emitted("a", "b"),
+            Outcome(trace_id="c", disposition="filtered", reason="flat", handed_reward={"x": 0.5}),
+        ]
+        done = recorder.commit_now("train", 0, groups=[group], outcomes=outcomes, record=Step(cursor=7))
+        assert done.commit is not None
+        recorder.started("train", 1, 2)
+        if recorder.add(trace("d"), at(1, group_index=1)):
+            told.write("d\n")
+    os._exit(0)
+
+
+def recover_once(root: str, **death: Any) -> None:
+    """Recover a run."""
+    if death:
+        die(**death)
+    recover(root)
+    os._exit(0)
+
+
+def write_for_ever(root: str, writer: str, acks: str, seed: int, step: int, traces: int = 6) -> None:
+    """Record and commit steps until killed; every acknowledged trace is told, then every committed step."""
+    rng = random.Random(seed)
+    try:
+        recorder = Recorder.open(root, writer=writer, resume=True, start_step=step, store=StoreOptions(fsync="never"))
+    except RolltapeError as error:
+        Path(acks).write_text(f"refused {error}\n")
+        os._exit(1)
+    with open(acks, "a", encoding="utf-8", buffering=1) as told:
+        told.write(f"opened {recorder.attempt}\n")
+        while True:
+            names = [f"{writer}.{seed}.{step}.{i}" for i in range(traces)]
+            for i, name in enumerate(names):
+                recorder.started("train", step)
+                if recorder.add(lifelike(rng, name), at(step, group_index=i, rollout_index=0)):
+                    told.write(f"trace {name}\n")
+            commit(recorder, step, emitted(*names))
+            told.write(f"step {step}\n")
+            step += 1
+
+
+def hold(root: str, writer: str, told: str) -> None:
+    """Open a run, and do nothing."""
+    recorder = Recorder.open(root, writer=writer, resume=True)
+    Path(told).write_text(str(recorder.attempt))
+    time.sleep(600)
+
+
+def _serve() -> None:
+    functions: dict[str, Callable[..., None]] = {
+        f.__name__: f for f in (record_two_steps, recover_once, write_for_ever, hold)
+    }
+    rows_to_table([])  # imports what pyarrow needs for it, once and not in every child
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+        elif (answer := os.fork()) == 0:
+            try:
+                functions[request["start"]](**request["args"])
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                os._exit(70)
+        print(answer, flush=True)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
 from rolltape.record.progress import Lines, Quiet, StepNews, Tally, Terminal, TraceNews, for_output, step_line
+from rolltape.record.recorder import RecorderStatus
 
 
 def news(**changes: object) -> TraceNews:
@@ -19,6 +21,16 @@ def test_a_step_in_one_line_says_why_traces_were_dropped() -> None:
     assert step_line(step) == (
         "train step 2: 16 traces, 4,000 tokens (2,000/s), reward 0.500, 12 emitted; 3 error, 1 incomplete_group"
     )
+
+
+def test_what_is_not_on_disk_stands_in_the_line_of_a_step() -> None:
+    step = StepNews("train", 2, 4, 4, 4, 40, 0.5, 2.0, {"emitted": 4}, RecorderStatus(0, 0, 0, None))
+    assert step_line(step).endswith("4 emitted")
+    told = step_line(replace(step, recording=RecorderStatus(3, 1, 2, "disk full")))
+    assert told.endswith("; 3 traces not durable in time, 1 steps not on disk, 2 traces lost (disk full)")
+    tally = Tally()
+    tally.add(news(durable=False))
+    assert str(tally).endswith("0 errors, 1 not durable")
 
 
 def test_tries_that_are_run_again_count_as_retries_and_not_as_traces() -> None:

@@ -583,3 +583,18 @@ def test_images_and_streams_are_refused_as_unsupported_without_asking_the_engine
         assert engine.requests == []
 
     run([answer()], use)
+
+
+def test_credentials_in_the_address_go_with_every_request() -> None:
+    async def use(transport: SGLangTransport, engine: Engine) -> Any:
+        secured = SGLangTransport(
+            engine.url.replace("://", "://ann:pass@") + "/v1/?api_key=abc", limits=transport.limits
+        )
+        try:
+            await ask(secured)
+            assert await secured.healthy() is None
+            return engine.headers[0]["Authorization"], secured.base_url.rpartition("/v1")[2]
+        finally:
+            await secured.close()
+
+    assert run([answer()], use) == ("Basic YW5uOnBhc3M=", "?api_key=abc")

@@ -318,7 +318,7 @@ class _Encoder:
     def _turns(self, columns: _Nodes) -> None:
         turns = _align(self.context.turns, columns) if self.context.turns else None
         for name in ("weight_version", "cached_tokens", "latency", "engine", "finish_reason", "retries"):
-            self.values[f"turn_{name}"] = None if turns is None else [t and _clean(getattr(t, name)) for t in turns]
+            self.values[f"turn_{name}"] = None if turns is None else [t and _said(getattr(t, name)) for t in turns]
 
     # -- values
 
@@ -366,6 +366,11 @@ _HANDLED = frozenset(
 def _clean(value: Any) -> Any:
     """Text as valid UTF-8: names come from settings, engines and foreign records."""
     return jsontext.clean_text(value)[0] if isinstance(value, str) else value
+
+
+def _said(value: Any) -> Any:
+    """What an engine said of a turn, where a column holds it: a wrong counter must not cost the step."""
+    return None if type(value) is int and value not in _INT32 else _clean(value)
 
 
 def _text_or_json(value: Any) -> tuple[str | None, bool | None]:

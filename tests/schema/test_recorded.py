@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -446,6 +447,8 @@ def test_turns_go_to_their_nodes_and_lost_replies_are_passed_over() -> None:
     assert row["turn_weight_version"] == ["7"]
     assert row["turn_engine"] == ["e1\ufffd"]
     assert (row["turn_latency"], row["turn_cached_tokens"], row["turn_retries"]) == ([0.25], [1], [2])
+    (row,) = encode([given], [Context(turns=(replace(used, cached_tokens=2**31),))]).to_pylist()
+    assert (row["turn_cached_tokens"], row["turn_weight_version"]) == ([None], ["7"]), "no counter costs the step"
     (row,) = encode([given], [Context(turns=(lost,))]).to_pylist()
     assert row["turn_weight_version"] == [None]
     (row,) = encode([given]).to_pylist()

@@ -237,7 +237,8 @@ class _Run:
                         break
                     await self._step(self._place(self.first + number), number)
                     collect()
-        self.summary.stopped, self.summary.message = self.stop.reason, self.stop.message
+        self.summary.stopped = self.stop.reason
+        self.summary.message = self.stop.message and self.recorder.secrets.text(self.stop.message)
         self.summary.recording_failures = self.runner.recording_failures
         self.summary.seconds = time.monotonic() - started
 

@@ -75,7 +75,7 @@ async def close_step(
     committed = await recorder.commit(
         place.split, place.step, groups=groups, outcomes=outcomes, record=record, eval_name=place.eval_name
     )
-    reasons = Counter(fate[1] for fate in fates.values() if fate[1])
+    reasons = Counter(recorder.secrets.text(fate[1]) for fate in fates.values() if fate[1])
     news = _news(runs, committed, recorder.status)
     return StepClosed(news, made.forked if made else 0, reasons, made.failed if made else None)
 

@@ -135,7 +135,7 @@ RETYPED: dict[type, Callable[[Any], Any]] = {
     dict: lambda x: [list(item) for item in x.items()],
     type(None): lambda _: False,
 }
-ODD = st.sampled_from([True, 0, 2**31, 2**70, 1.0, -0.0, math.nan, "\ud800", None, []])
+ODD: SearchStrategy[Any] = st.sampled_from([True, 0, 2**31, 2**70, 1.0, -0.0, math.nan, "\ud800", None, []])
 LISTS = ("token_ids", "mask", "is_content", "logprobs")
 SCORES = st.dictionaries(TEXTS, st.none() | fields(score=SCALARS, weight=SCALARS), max_size=3)
 

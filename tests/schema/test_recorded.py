@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from renderers.base import MultiModalData, PlaceholderRange
 from schema_records import FILES, TRACES, node, record, recorded, text_of
+from verifiers.v1.graph import message_hash
 from verifiers.v1.trace import WireTrace
 
 from rolltape.schema import BadInput, Context, MissingExtra, Turn, decode, encode, to_trace
@@ -230,6 +231,25 @@ def test_values_that_a_typed_table_would_unify_stay_as_they_are(info: dict[str, 
     given[0]["nodes"][1]["message"]["tool_calls"] = calls
     given[1]["nodes"][1]["message"]["tool_calls"] = []
     assert text_of(kept(given, tmp_path)) == text_of(given)
+
+
+def test_keys_that_first_appear_in_a_later_row_are_kept(tmp_path: Path) -> None:
+    given = [
+        record(rewards={"a": 1.0}),
+        record(id="t1", rewards={"a": 1.0, "b": 0.5}),
+        record(id="t2", new_in_0_9={"x": [1]}),
+    ]
+    given[2]["nodes"][0]["new_too"] = False
+    assert text_of(kept(given, tmp_path)) == text_of(given)
+    assert encode(given)["rewards"].to_pylist() == [[("a", 1.0)], [("a", 1.0), ("b", 0.5)], [("ok", 1.0)]]
+
+
+def test_messages_keep_the_identity_that_verifiers_gives_them(tmp_path: Path) -> None:
+    """Its hash decides which turns share a prefix: no argument may be gained, lost or reordered."""
+    traces = recorded("0.2.0/tools.jsonl") + recorded("0.2.0/forks.jsonl")
+    for found, given in zip(kept(traces, tmp_path), traces, strict=True):
+        hashes = [[message_hash(n.message) for n in WireTrace.model_validate(t).nodes] for t in (found, given)]
+        assert hashes[0] == hashes[1]
 
 
 def test_json_nested_as_deeply_as_json_itself_goes_survives() -> None:

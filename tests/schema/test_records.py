@@ -26,7 +26,7 @@ INF, NAN = math.inf, math.nan
 
 
 def test_a_reward_that_one_trace_lacks_has_a_count_and_no_sum() -> None:
-    rewards = [{"a": 1.0, "b": 0.5}, {"a": None, "b": 0.25}, {"b": 0.25, "c": 0.0}]
+    rewards: list[dict[str, float | None]] = [{"a": 1.0, "b": 0.5}, {"a": None, "b": 0.25}, {"b": 0.25, "c": 0.0}]
     assert sum_rewards(rewards) == {"a": RewardSum(1, None), "b": RewardSum(3, 1.0), "c": RewardSum(1, None)}
 
 

@@ -18,7 +18,7 @@ import errno
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -281,9 +281,16 @@ class Recorder:
             self._late[key] += 1
         return False
 
-    def rows(self, split: str, step: int, eval_name: str | None = None) -> pa.Table:
-        """Rows recorded so far for a step, sorted by group, rollout and try: the table that conversion reads."""
-        tables = list(chunks(self._store.rows((split, step, eval_name))))
+    def rows(
+        self, split: str, step: int, eval_name: str | None = None, *, traces: Container[str] | None = None
+    ) -> pa.Table:
+        """Rows recorded so far for a step, sorted by group, rollout and try: the table that conversion reads.
+
+        `traces`: only those of these ids; the others are not read.
+        """
+        entries = self._store.entries((split, step, eval_name))
+        wanted = entries if traces is None else [e for e in entries if e.trace_id in traces]
+        tables = list(chunks(map(self._store.row, wanted)))
         return pa.concat_tables(tables) if tables else rows_to_table([])
 
     @property

@@ -15,14 +15,14 @@ import pyarrow.compute as pc
 Ints = npt.NDArray[np.int64]
 
 COLUMNS = (
-    *("step", "group_index", "rollout_index", "trace_id", "task_idx", "task_key", "task_prompt", "task_prompt_is_json"),
-    *("task_label", "task_label_is_json", "reward", "rewards", "scores", "weights", "metrics", "is_truncated"),
-    *("stop_condition", "error_types", "error_messages", "sampling", "logprob_decimals", "problems"),
-    *("generation_start", "generation_end", "scoring_start", "scoring_end", "turn_weight_version"),
-    *("turn_cached_tokens", "turn_latency", "turn_finish_reason", "token_ids", "sampled", "is_content", "logprobs"),
-    *("node_parent", "node_role", "node_content", "node_parts", "node_tokens", "node_logprobs", "node_sampled"),
-    *("node_finish_reason", "node_timestamp", "node_prompt_tokens", "node_completion_tokens", "node_cached_tokens"),
-    *("node_raw", "num_tokens", "num_branches"),
+    *("step", "group_index", "trace_id", "task_idx", "task_key", "task_prompt", "task_prompt_is_json", "task_label"),
+    *("task_label_is_json", "reward", "rewards", "scores", "weights", "metrics", "is_truncated", "stop_condition"),
+    *("error_types", "error_messages", "sampling", "problems", "generation_start", "generation_end", "scoring_start"),
+    *("turn_weight_version", "turn_cached_tokens", "turn_latency", "turn_finish_reason"),
+    *("token_ids", "sampled", "is_content", "logprobs"),
+    *("node_parent", "node_role", "node_content", "node_parts", "node_tokens", "node_sampled", "node_finish_reason"),
+    *("node_timestamp", "node_prompt_tokens", "node_completion_tokens", "node_cached_tokens", "node_raw"),
+    *("num_tokens", "num_branches"),
 )
 """Columns that checks and conversion read; `read_parquet(path, COLUMNS)` saves the rest."""
 

@@ -39,11 +39,14 @@ _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
+def is_clean(text: str) -> bool:
+    """Whether `text` is valid UTF-8: whether it holds no lone surrogate."""
+    return text.isascii() or _LONE.search(text) is None
+
+
 def clean_text(text: str) -> tuple[str, bool]:
     """`text` as valid UTF-8, and whether it already was: lone surrogates become U+FFFD."""
-    if text.isascii() or _LONE.search(text) is None:
-        return text, True
-    return _LONE.sub("\ufffd", text), False
+    return (text, True) if is_clean(text) else (_LONE.sub("\ufffd", text), False)
 
 
 def to_json(value: Any) -> tuple[str, bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -37,7 +37,11 @@ def encode(traces: Iterable[Any], contexts: Iterable[Context] | None = None) -> 
 
 def rows_to_table(rows: Sequence[Row]) -> pa.Table:
     """Rows as one Arrow table of the trace record."""
-    return pa.Table.from_arrays([_column(f, rows) for f in TRACE.fields], schema=TRACE.arrow)
+    offsets = {
+        "token": _offsets([len(r.ids) for r in rows]),
+        "node": _offsets([len(r.nodes["node_parent"]) for r in rows]),
+    }
+    return pa.Table.from_arrays([_column(f, rows, offsets) for f in TRACE.fields], schema=TRACE.arrow)
 
 
 def with_outcomes(table: pa.Table, outcomes: Iterable[Outcome]) -> pa.Table:
@@ -65,16 +69,15 @@ def empty(record: Record) -> pa.Table:
     return record.arrow.empty_table()
 
 
-def _column(field: Field, rows: Sequence[Row]) -> pa.Array:
+def _column(field: Field, rows: Sequence[Row], offsets: Mapping[str, pa.Array]) -> pa.Array:
     name = field.name
     if name == "extra":
         return pa.array([_extra(r) for r in rows], field.type)
     if field.shape == "token":
         values = _TOKEN_BUILDERS[name](rows)
-        return pa.ListArray.from_arrays(_offsets([len(r.ids) for r in rows]), values)
+        return pa.ListArray.from_arrays(offsets["token"], values)
     if field.shape == "node":
-        lists = [r.nodes[name] for r in rows]
-        return pa.ListArray.from_arrays(_offsets([len(x) for x in lists]), _flat(lists, field.type))
+        return pa.ListArray.from_arrays(offsets["node"], _flat([r.nodes[name] for r in rows], field.type))
     values = [r.values[name] for r in rows]
     if field.shape == "scalar":
         return pa.array(values, field.type)

@@ -159,7 +159,7 @@ def export(
     `eval_<rollout id>`. Raises BadInput for a pattern that cannot take every step, RunConflict for a file that exists,
     MissingExtra where .pt is asked for and torch is missing, and what `batches` raises.
     """
-    found = [step for step in dict.fromkeys(s.step for s in run.steps("train"))] if steps is None else list(steps)
+    found = list(dict.fromkeys(s.step for s in run.steps("train"))) if steps is None else list(steps)
     recalled = _evaluation_steps(run, steps) if evaluations else {}
     names = [str(step) for step in found] + [f"eval_{step}" for step in recalled]
     write = _writer(pattern)

@@ -197,7 +197,9 @@ class ReplayRolloutFn(ROLLOUT_BASE):  # type: ignore[misc]
         require_rollout_id(group for batch in found for group in batch.groups)
         samples = [group for batch in found for group in _recorded(batch)]
         if not samples:
-            raise BadInput(f"step {rollout_id} of {self.run.paths.root} handed no sample over; there is nothing to train.")
+            raise BadInput(
+                f"step {rollout_id} of {self.run.paths.root} handed no sample over; there is nothing to train."
+            )
         metrics: dict[str, float] = {}
         for batch in found:
             for name, value in count_metrics(batch.step).items():

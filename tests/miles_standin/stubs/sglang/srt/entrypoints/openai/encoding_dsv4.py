@@ -1,0 +1,1 @@
+"""Empty: Miles only imports it."""

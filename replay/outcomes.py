@@ -19,6 +19,7 @@ from rolltape.replay.convert import Conversion, SampleGroup, flatten
 from rolltape.replay.sample import Sample
 from rolltape.schema.errors import BadInput
 from rolltape.schema.records import Outcome, Step
+from rolltape.schema.table import reward_of
 
 
 def outcomes_of(conversion: Conversion, emitted: str = "emitted") -> list[Outcome]:
@@ -36,7 +37,7 @@ def read_outcomes(table: pa.Table) -> list[Outcome]:
             trace_id=row["trace_id"],
             disposition=row["disposition"],
             reason=row["reason"],
-            handed_reward=None if row["handed_reward"] is None else json.loads(row["handed_reward"]),
+            handed_reward=None if row["handed_reward"] is None else reward_of(row["handed_reward"]),
             remove_sample=None if row["remove_sample"] is None else tuple(row["remove_sample"]),
             logprobs=None if row["recomputed_logprobs"] is None else np.array(row["recomputed_logprobs"], np.float32),
         )

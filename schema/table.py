@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -60,8 +62,30 @@ def with_outcomes(table: pa.Table, outcomes: Iterable[Outcome]) -> pa.Table:
 
 
 def _json(reward: Any) -> str:
-    """A reward as JSON; numbers of numpy and tensors are numbers."""
-    return jsontext.to_json(jsontext.as_json(reward, "reward", []))[0]
+    """A reward as JSON: a number or a mapping of them. What JSON has no number for is its name as text (see `reward_of`)."""
+    return jsontext.to_json(_named(jsontext.as_json(reward, "reward", [])))[0]
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _named(v) for k, v in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return next(name for name, number in _NAMES.items() if number == value or name == "NaN")
+    return value
+
+
+_NAMES = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+
+
+def reward_of(text: str) -> Any:
+    """The reward that the column `handed_reward` says."""
+    return _numbered(json.loads(text))
+
+
+def _numbered(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _numbered(v) for k, v in value.items()}
+    return _NAMES.get(value, value) if isinstance(value, str) else value
 
 
 def empty(record: Record) -> pa.Table:

@@ -310,3 +310,12 @@ def test_the_same_batch_has_the_same_digest_in_every_run() -> None:
     record = trace(said(None, [1, 2]), reply(0, [3], [4, 5], [-0.5, -1.25]), id="t", data={"answer": "4"})
     conversion = convert(encode([record]), [group([record], 2)], ConvertOptions(), start=9)
     assert digest(conversion.groups) == "53f7832b2d570f2ecadc5b1d5b476e6acf7585273259e8dbbfe72d1ac2a4d177"
+
+
+def test_a_handed_reward_that_json_has_no_number_for_comes_back() -> None:
+    table = encode([turn(id="t0")])
+    for reward in (math.nan, math.inf, -math.inf, {"a": math.nan, "b": 1.5, "reward": -math.inf}):
+        [outcome] = read_outcomes(
+            with_outcomes(table, [Outcome(trace_id="t0", disposition="emitted", handed_reward=reward)])
+        )
+        assert repr(outcome.handed_reward) == repr(reward)

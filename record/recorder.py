@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import pyarrow as pa
@@ -134,7 +134,7 @@ class Recorder:
         self._store = JournalStore(paths.journal(attempt, writer), store, self._home.check)
         self._commits = Worker(f"rolltape-commit-{writer}", self._retry, store.retry_seconds)
         self._encoder = ThreadPoolExecutor(1, f"rolltape-encode-{writer}")
-        self._lock = Lock()
+        self._lock = RLock()  # close() may be called by a signal handler, in the middle of anything
         self._started: Counter[StepKey] = Counter()
         self._late: Counter[StepKey] = Counter()
         self._pending: list[_Pending] = []
@@ -167,34 +167,41 @@ class Recorder:
         first (see `recover`). `settings` and `versions` are stored with the attempt, secrets in them masked.
 
         Raises RunConflict where the folder holds a run and `resume` is not set, where the run is of another model, tokenizer
-        or taskset, where a living writer has this name, or where the folder holds something else.
+        or taskset, where a living writer has this name, or where the folder holds something else; NotRecorded where the
+        folder cannot be written to.
         """
         check_name(writer, "writer")
         rows_to_table([])  # pyarrow imports pandas at its first array, for seconds; not while episodes run
         secrets = secrets or Secrets()
         paths = RunPaths(Path(path))
         versions = {**installed_versions(), **(versions or {})}
-        run_id = enter(paths, {"model": model, "tokenizer": tokenizer, "taskset": taskset}, resume)
-        with one_at_a_time(paths):
-            recovered = settle(paths)
-            for fault in recovered.faults:
-                logger.warning("left by an earlier writer: %s", fault)
-            attempt = joined_attempt(paths, writer)
-            if attempt is None:
-                if start_step is None:
-                    start_step = after_everything(open_run(paths.root))
-                attempt = next_attempt(paths, start_step, secrets.mask(dict(settings or {})), versions)
-            return cls(
-                paths,
-                run_id,
-                attempt,
-                writer,
-                versions,
-                store=store or StoreOptions(),
-                secrets=secrets,
-                strict=strict,
-                recovered=recovered,
-            )
+        identity = {"model": model, "tokenizer": tokenizer, "taskset": taskset}
+        try:
+            run_id = enter(paths, identity, resume)
+            with one_at_a_time(paths):
+                recovered = settle(paths)
+                for fault in recovered.faults:
+                    logger.warning("left by an earlier writer: %s", fault)
+                attempt = joined_attempt(paths, writer)
+                if attempt is None:
+                    if start_step is None:
+                        start_step = after_everything(open_run(paths.root))
+                    attempt = next_attempt(paths, start_step, secrets.mask(dict(settings or {})), versions)
+                return cls(
+                    paths,
+                    run_id,
+                    attempt,
+                    writer,
+                    versions,
+                    store=store or StoreOptions(),
+                    secrets=secrets,
+                    strict=strict,
+                    recovered=recovered,
+                )
+        except RolltapeError:
+            raise
+        except OSError as error:
+            raise NotRecorded(f"{paths.root} cannot be written to: {error}.") from error
 
     # -- while a step runs
 
@@ -290,7 +297,7 @@ class Recorder:
         """
         entries = self._store.entries((split, step, eval_name))
         wanted = entries if traces is None else [e for e in entries if e.trace_id in traces]
-        tables = list(chunks(map(self._store.row, wanted)))
+        tables = list(chunks(row for entry in wanted if (row := self._store.row(entry)) is not None))
         return pa.concat_tables(tables) if tables else rows_to_table([])
 
     @property

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from rolltape.record.frames import pack_record, unpack_frame
@@ -66,6 +66,8 @@ class Item:
     frame: bytes | None
     place: tuple[Journal, int] | None = None
     """The journal that has it, and where."""
+    was: tuple[Journal, int] | None = None
+    """Where it was in a journal that cannot be found at the moment."""
     gone: bool = False
     """Whether nobody needs it any more."""
 
@@ -99,7 +101,8 @@ class JournalStore:
         self.options = options
         self._path, self._check = path, check
         self._journal: Journal | None = None
-        self._lock = Lock()
+        self._former: Journal | None = None
+        self._lock = RLock()  # close() may be called by a signal handler, in the middle of anything
         self._steps: dict[StepKey, _Step] = {}
         self._over: set[StepKey] = set()
         self._waiting: deque[Item] = deque()
@@ -123,7 +126,11 @@ class JournalStore:
     def _open(self) -> Journal:
         if self._journal is None:
             self._check()
-            self._journal = Journal(self._path, fsync=self.options.fsync, seconds=self.options.fsync_seconds)
+            if self._former is not None and self._former.in_place():
+                self._journal = self._former
+            else:
+                self._journal = Journal(self._path, fsync=self.options.fsync, seconds=self.options.fsync_seconds)
+            self._former = None
         return self._journal
 
     def _fails(self, error: OSError) -> None:
@@ -249,9 +256,10 @@ class JournalStore:
 
     def _write(self, item: Item, frame: bytes) -> None:
         journal = self._open()
-        place = (journal, journal.append(frame))
+        there = item.was is not None and item.was[0] is journal  # the journal has turned up again, and has it
+        place = item.was if there else (journal, journal.append(frame))
         with self._lock:
-            item.place = place
+            item.place, item.was = place, None
             self._keep(item)
 
     def _keep(self, item: Item) -> None:
@@ -277,7 +285,7 @@ class JournalStore:
         if journal is None or journal.in_place():
             return
         logger.warning("%s is gone; it is begun again", self._path)
-        self._journal = None
+        self._journal, self._former = None, journal
         with self._lock:
             items = [(i, i.place) for step in self._steps.values() for i in step.items()]
         for item, place in items:
@@ -287,12 +295,12 @@ class JournalStore:
         self._write_waiting()
 
     def _take_back(self, item: Item, frame: bytes) -> None:
-        """Have a journaled item in memory only, and write it again."""
+        """Have a journaled item in memory only, to write it again."""
         with self._lock:
             if isinstance(item, Entry) and item.frame is not None:
                 self._kept -= item.bytes
             if not item.gone:
-                item.frame, item.place = frame, None
+                item.frame, item.place, item.was = frame, None, item.place
                 self._waiting.append(item)
 
     # -- reading

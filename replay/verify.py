@@ -153,13 +153,19 @@ class _Part:
     def _unsettled(self, table: pa.Table, findings: Sequence[Finding]) -> Iterator[Finding]:
         """Those of `findings` that no disposition has settled."""
         said = zip(table.column("trace_id").to_pylist(), table.column("disposition").to_pylist(), strict=True)
-        traces = {t for t, d in said if d not in (None, "emitted", "eval")}
+        traces = {t for t, d in said if d not in (None, "emitted", "eval")} | self._lost(table)
         groups = {g.group_index for g in self.commit.groups if traces.issuperset(g.trace_ids)}
         trains = self.commit.part.split == "train"
         for found in findings:
             settled = found.trace_id in traces if found.trace_id is not None else found.group_index in groups
             if not settled and (trains or found.code not in _OF_TRAINING):
                 yield found
+
+    def _lost(self, table: pa.Table) -> set[str]:
+        """Traces of groups that have no row, where the commit counts at least as many as lost."""
+        rows = set(table.column("trace_id").to_pylist())
+        missing = {t for group in self.commit.groups for t in group.trace_ids if t not in rows}
+        return missing if len(missing) <= self.commit.step.counts.get("lost", 0) else set()
 
     def _digests(self, table: pa.Table, conversion: Conversion) -> Iterator[Finding]:
         step = self.commit.step

@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -118,6 +119,22 @@ def hold(root: str, writer: str, told: str) -> None:
     time.sleep(600)
 
 
+def record_until(folder: str, number: str) -> None:
+    """Record traces of a step that does not end, until a signal comes; its handler closes the recorder and ends."""
+    recorder = Recorder.open(Path(folder) / "run")
+
+    def end(*_: object) -> None:
+        status = recorder.close(20)
+        print("closed lost", status.lost, flush=True)
+        os._exit(0)
+
+    signal.signal(getattr(signal, number), end)
+    for i in range(10**6):
+        recorder.started("train", i // 8)
+        if recorder.add(trace(f"t{i}"), at(i // 8)):
+            print("trace", f"t{i}", flush=True)
+
+
 def _serve() -> None:
     functions: dict[str, Callable[..., None]] = {
         f.__name__: f for f in (record_two_steps, recover_once, write_for_ever, hold)
@@ -140,4 +157,6 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["until"]:
+        record_until(*sys.argv[2:])
     _serve()

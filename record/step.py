@@ -20,6 +20,8 @@ from rolltape.replay.outcomes import finish
 from rolltape.schema.errors import CheckFailed
 from rolltape.schema.records import Group, Outcome, Step
 
+__all__ = ["Counters", "Fate", "StepClosed", "close_step", "outcomes_of"]
+
 Fate = tuple[str, str | None]
 """What became of a trace (a disposition), and why."""
 

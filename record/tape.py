@@ -8,30 +8,48 @@
 
 Every try of every rollout is journaled when it returns, also failed, retried and cancelled ones, which Verifiers'
 `on_complete` never sees; the last tries are recorded again once their group rewards are in. `end` writes the step.
+
+What becomes of a trace is told by what the trainer took, not by a conversion: the trainer may convert as it likes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rolltape.record.recorder import Committed, Recorder
+from rolltape.schema.errors import BadInput, RolltapeError
 from rolltape.schema.records import Context, Group, Outcome, Step, Turn
+
+logger = logging.getLogger(__name__)
 
 Turns = Callable[[str], Iterable[Turn]]
 
+LONGEST_WAIT = 10.0
+"""Seconds that the end of a step waits for episodes that are being cancelled; tries that go on count as lost."""
 
-@dataclass
-class _Recorded:
-    """One try that is recorded."""
 
-    trace: Any
+@dataclass(frozen=True)
+class _Try:
+    """One recorded try, without its tokens."""
+
     context: Context
+    summary: Mapping[str, Any]
+    """What a group record takes of a trace: id, task index, rewards."""
+    error: str | None
+    """Type and message of its last error."""
+    empty: bool
     cancelled: bool = False
-    last: bool = False
+
+    @property
+    def trace_id(self) -> str:
+        return str(self.summary["id"])
 
 
 @dataclass
@@ -41,9 +59,16 @@ class _Episode:
     index: int
     size: int
     group_rewards: tuple[str, ...]
-    tries: dict[str, _Recorded] = field(default_factory=dict)
+    tries: dict[str, _Try] = field(default_factory=dict)
     scored: bool = False
     failure: str | None = None
+
+    def final(self) -> list[_Try]:
+        """The last try of each rollout, in the order of rollouts."""
+        last: dict[int | None, _Try] = {}
+        for each in sorted(self.tries.values(), key=lambda t: (t.context.rollout_index or 0, t.context.try_number)):
+            last[each.context.rollout_index] = each
+        return list(last.values())
 
 
 class Tape:
@@ -66,21 +91,30 @@ class Tape:
         """
         self.recorder, self.step, self.split, self.eval_name = recorder, step, split, eval_name
         self.next_group = first_group
+        self.ended = False
         self._context, self._turns = dict(context or {}), turns
         self._episodes: list[_Episode] = []
+        self._open: set[asyncio.Future[None]] = set()
         self._started_at = time.time()
 
+    # -- while episodes run
+
     def episode(self, episode: Any) -> Any:
-        """`episode` itself, changed so that its run is recorded. Its group gets the next index of the step."""
+        """`episode` itself, changed so that its run is recorded. Its group gets the next index of the step.
+
+        Raises BadInput where the step has ended.
+        """
         from verifiers.v1.decorators import discover_decorated
 
+        if self.ended:
+            raise BadInput(f"step {self.step} of {self.split!r} has ended; make a Tape for the next one.")
         names = tuple(f.__name__ for f in discover_decorated(episode.task, "group_reward"))
         kept = _Episode(self.next_group, len(episode.rollouts), names)
         self.next_group += 1
         self._episodes.append(kept)
         for number, rollout in enumerate(episode.rollouts):
             rollout.run = self._recorded(rollout, rollout.run, kept, number)
-        episode.run = self._closed(episode.run, kept)
+        episode.run = self._closed(episode.run, episode.rollouts, kept)
         return episode
 
     def _recorded(
@@ -91,69 +125,118 @@ class Tape:
 
         async def recorded() -> Any:
             nonlocal tries
-            place = tries
+            context = self._placed(rollout, kept, number, tries)
             tries += 1
             before = rollout.trace
             self.recorder.started(self.split, self.step, eval_name=self.eval_name)
-            try:
-                trace = await run()
-            except BaseException:
-                if rollout.trace is not None and rollout.trace is not before:
-                    await self._shielded(rollout.trace, rollout, kept, number, place, cancelled=True)
-                raise
-            await self._shielded(trace, rollout, kept, number, place)
-            return trace
+            with self._running():
+                try:
+                    trace = await run()
+                    await self._shielded(self._keep(trace, context, kept))
+                    return trace
+                except BaseException as error:
+                    trace = rollout.trace
+                    if trace is not None and trace is not before and trace.id not in kept.tries:
+                        await self._shielded(self._keep(trace, context, kept, escaped=error))
+                    raise
 
         return recorded
 
-    def _closed(self, run: Callable[..., Awaitable[list[Any]]], kept: _Episode) -> Callable[..., Awaitable[list[Any]]]:
+    def _closed(
+        self, run: Callable[..., Awaitable[list[Any]]], rollouts: list[Any], kept: _Episode
+    ) -> Callable[..., Awaitable[list[Any]]]:
         """`run` of the episode: records the last tries again with their group rewards."""
 
         async def closed(*args: Any, **kwargs: Any) -> list[Any]:
-            try:
-                traces = await run(*args, **kwargs)
-            except Exception as error:
-                kept.failure = f"the group was not scored: {type(error).__name__}: {error}"
-                raise
-            kept.scored = True
-            for trace in traces:
-                found = kept.tries.get(trace.id)
-                if found is not None:
-                    found.last = True
-                    if kept.group_rewards or trace.errors:  # group rewards, and errors of earlier tries, came later
-                        await self.recorder.trace(trace, found.context)
-            return traces
+            with self._running():
+                try:
+                    traces = await run(*args, **kwargs)
+                except asyncio.CancelledError:
+                    kept.failure = "its group was cancelled"
+                    raise
+                except Exception as error:
+                    kept.failure = f"the group was not scored: {type(error).__name__}: {error}"
+                    await self._shielded(self._again(kept, [rollout.trace for rollout in rollouts]))
+                    raise
+                kept.scored = True
+                await self._shielded(self._again(kept, traces))
+                return traces
 
         return closed
 
-    async def _shielded(
-        self, trace: Any, rollout: Any, kept: _Episode, number: int, place: int, *, cancelled: bool = False
-    ) -> None:
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Let the end of the step wait for what runs inside."""
+        ended = asyncio.get_running_loop().create_future()
+        self._open.add(ended)
+        try:
+            yield
+        finally:
+            self._open.discard(ended)
+            if not ended.done():
+                ended.set_result(None)
+
+    async def _again(self, kept: _Episode, traces: list[Any]) -> None:
+        """Record traces once more: group rewards, and errors of earlier tries, came after their end."""
+        for trace in traces:
+            known = None if trace is None else kept.tries.get(trace.id)
+            if known is not None and (kept.group_rewards or trace.errors):
+                await self._keep(trace, known.context, kept)
+
+    @staticmethod
+    async def _shielded(work: Awaitable[None]) -> None:
         from verifiers.v1.utils.aio import run_shielded
 
-        await run_shielded(self._keep(trace, rollout, kept, number, place, cancelled))
+        await run_shielded(work)
 
-    async def _keep(self, trace: Any, rollout: Any, kept: _Episode, number: int, place: int, cancelled: bool) -> None:
-        context = Context(
+    async def _keep(
+        self, trace: Any, context: Context, kept: _Episode, *, escaped: BaseException | None = None
+    ) -> None:
+        """Record a try. That this fails stops nobody, unless the recorder is strict."""
+        if self.ended:
+            logger.warning("trace %s ended after its step; it is not recorded", trace.id)
+            return
+        if self._turns is not None:
+            context = replace(context, turns=tuple(self._turns(trace.id)))
+        try:
+            await self.recorder.trace(trace, context)
+        except RolltapeError:
+            if self.recorder.strict:
+                raise
+            logger.exception("trace %s could not be recorded", trace.id)
+            return
+        cancelled = isinstance(escaped, asyncio.CancelledError)
+        error = _told(trace)
+        if error is None and escaped is not None and not cancelled:
+            error = f"{type(escaped).__name__}: {escaped}"
+        kept.tries[trace.id] = _Try(context, _summary(trace), error, not trace.nodes, cancelled)
+
+    def _placed(self, rollout: Any, kept: _Episode, number: int, place: int) -> Context:
+        return Context(
             split=self.split,
             eval_name=self.eval_name,
             step=self.step,
             group_index=kept.index,
             rollout_index=number,
             try_number=place,
-            turns=tuple(self._turns(trace.id)) if self._turns else (),
             **{"sampling": _sampling(rollout.ctx), "model": rollout.ctx.model, **self._context},
         )
-        await self.recorder.trace(trace, context)
-        kept.tries[trace.id] = _Recorded(trace, context, cancelled)
 
     # -- the end of a step
+
+    def rewards(self, trace_id: str) -> Mapping[str, float] | None:
+        """The rewards of a recorded trace by name; None where it is unknown."""
+        for kept in self._episodes:
+            if trace_id in kept.tries:
+                rewards: Mapping[str, float] = kept.tries[trace_id].summary["rewards"]
+                return rewards
+        return None
 
     def groups(self) -> list[Group]:
         """The group record of each episode that was scored."""
         return [
             Group.from_records(
-                [r.trace for r in sorted(last, key=lambda r: r.context.rollout_index or 0)],
+                [each.summary for each in final],
                 split=self.split,
                 eval_name=self.eval_name,
                 step=self.step,
@@ -162,47 +245,84 @@ class Tape:
                 group_reward_names=kept.group_rewards,
             )
             for kept in self._episodes
-            if kept.scored and (last := [r for r in kept.tries.values() if r.last])
+            if kept.scored and (final := kept.final())
         ]
 
     def outcomes(self, emitted: Mapping[str, Any] | None = None) -> list[Outcome]:
         """What became of every recorded try. `emitted`: what the trainer took, by trace id; None where none takes any."""
-        return [self._outcome(kept, r, emitted) for kept in self._episodes for r in kept.tries.values()]
+        return [self._outcome(kept, each, emitted) for kept in self._episodes for each in kept.tries.values()]
 
-    def _outcome(self, kept: _Episode, r: _Recorded, emitted: Mapping[str, Any] | None) -> Outcome:
-        trace = r.trace
-        if r.cancelled:
-            return Outcome(trace_id=trace.id, disposition="cancelled", reason="it was cancelled while it ran")
-        if kept.scored and not r.last:
-            return Outcome(trace_id=trace.id, disposition="retried", reason=_error(trace))
-        if emitted is not None and trace.id in emitted:
-            return Outcome(trace_id=trace.id, disposition="emitted", **emitted[trace.id])
-        if trace.errors:
-            return Outcome(trace_id=trace.id, disposition="error", reason=_error(trace))
+    def _outcome(self, kept: _Episode, each: _Try, emitted: Mapping[str, Any] | None) -> Outcome:
+        if emitted is not None and each.trace_id in emitted:
+            return Outcome(trace_id=each.trace_id, disposition="emitted", **emitted[each.trace_id])
+        disposition, reason = self._fate(kept, each, emitted)
+        return Outcome(trace_id=each.trace_id, disposition=disposition, reason=reason)
+
+    def _fate(self, kept: _Episode, each: _Try, emitted: Mapping[str, Any] | None) -> tuple[str, str | None]:
+        """Disposition and reason of a try that no trainer took."""
+        final = kept.final()
+        if each.cancelled:
+            return "cancelled", "it was cancelled while it ran"
+        if each not in final:
+            return "retried", each.error
+        if each.error is not None:
+            return "error", each.error
         if not kept.scored:
-            why = kept.failure or "its group did not end"
-            return Outcome(trace_id=trace.id, disposition="incomplete_group", reason=why)
+            return "incomplete_group", kept.failure or "its group did not end"
         if self.split == "eval":
-            return Outcome(trace_id=trace.id, disposition="eval")
+            return "eval", None
         if emitted is None:
-            return Outcome(trace_id=trace.id, disposition="leftover", reason="recorded without a trainer")
-        if any(m.last and m.trace.errors for m in kept.tries.values()):
-            return Outcome(trace_id=trace.id, disposition="incomplete_group", reason="a rollout of its group failed")
-        return Outcome(trace_id=trace.id, disposition="filtered", reason="the trainer did not take its group")
+            return "leftover", "recorded without a trainer"
+        if any(other.error is not None for other in final):
+            return "incomplete_group", "a rollout of its group failed"
+        if each.empty:
+            return "empty", "nothing was sampled"
+        taken = any(other.trace_id in emitted for other in final)
+        return "filtered", f"the trainer {'took its group without it' if taken else 'did not take its group'}"
+
+    def _record(self, record: Mapping[str, Any]) -> Step:
+        self.ended = True
+        return Step(
+            **{"next_group_index": self.next_group, "started_at": self._started_at, "ended_at": time.time(), **record}
+        )
 
     async def end(self, emitted: Mapping[str, Any] | None = None, **record: Any) -> Committed:
-        """Write the step. `emitted` as in `outcomes`; `record`: further fields of the step record."""
+        """Write the step. `emitted` as in `outcomes`; `record`: further fields of the step record.
+
+        Episodes that are being cancelled are waited for. Raises as `Recorder.commit` does.
+        """
+        loop = asyncio.get_running_loop()
+        mine = {each for each in self._open if each.get_loop() is loop}
+        if mine:
+            await asyncio.wait(mine, timeout=LONGEST_WAIT)
+        step = self._record(record)
         return await self.recorder.commit(
             self.split,
             self.step,
             eval_name=self.eval_name,
             groups=self.groups(),
             outcomes=self.outcomes(emitted),
-            record=Step(next_group_index=self.next_group, started_at=self._started_at, ended_at=time.time(), **record),
+            record=step,
+        )
+
+    def end_now(self, emitted: Mapping[str, Any] | None = None, **record: Any) -> Committed:
+        """`end` for callers without an event loop."""
+        step = self._record(record)
+        return self.recorder.commit_now(
+            self.split,
+            self.step,
+            eval_name=self.eval_name,
+            groups=self.groups(),
+            outcomes=self.outcomes(emitted),
+            record=step,
         )
 
 
-def _error(trace: Any) -> str | None:
+def _summary(trace: Any) -> dict[str, Any]:
+    return {"id": trace.id, "task": {"data": {"idx": trace.task.data.idx}}, "rewards": dict(trace.rewards)}
+
+
+def _told(trace: Any) -> str | None:
     return f"{trace.error.type}: {trace.error.message}" if trace.errors else None
 
 

@@ -119,6 +119,17 @@ def hold(root: str, writer: str, told: str) -> None:
     time.sleep(600)
 
 
+def begin(root: str, model: str, told: str) -> None:
+    """Begin a run of a model, or say why not."""
+    try:
+        recorder = Recorder.open(root, model=model, writer=model, resume=True)
+    except RolltapeError as error:
+        Path(told).write_text(str(error))
+        os._exit(1)
+    recorder.close()
+    os._exit(0)
+
+
 def record_until(folder: str, number: str) -> None:
     """Record traces of a step that does not end, until a signal comes; its handler closes the recorder and ends."""
     recorder = Recorder.open(Path(folder) / "run")
@@ -137,7 +148,7 @@ def record_until(folder: str, number: str) -> None:
 
 def _serve() -> None:
     functions: dict[str, Callable[..., None]] = {
-        f.__name__: f for f in (record_two_steps, recover_once, write_for_ever, hold)
+        f.__name__: f for f in (record_two_steps, recover_once, write_for_ever, hold, begin)
     }
     rows_to_table([])  # imports what pyarrow needs for it, once and not in every child
     for line in sys.stdin:

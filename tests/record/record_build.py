@@ -157,7 +157,8 @@ def counts(run: Run | Path) -> Counter[str]:
 def checked(path: Path) -> Verification:
     """The verification of a run that must be clean but for tries that were lost."""
     result = verify(open_run(path))
-    assert [str(f) for f in result.findings if f.code != "lost"] == []
+    found = [f"{f.code}: {f}" for f in result.findings if f.code != "lost"]
+    assert not found, "\n".join(found)
     return result
 
 

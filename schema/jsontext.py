@@ -55,6 +55,8 @@ def to_json(value: Any) -> tuple[str, bool]:
     NaN and infinities become null, lone surrogates U+FFFD. Raises TypeError, ValueError or RecursionError where `value` is
     no JSON value (see `plain`).
     """
+    if not value and type(value) in (dict, list):  # what most records hold in most places
+        return ("{}" if type(value) is dict else "[]"), True
     try:
         text, exact = _STRICT(value), True
     except ValueError as error:

@@ -82,11 +82,19 @@ class Nodes:
             return False
         if any(m.get("provider_state") is not None for m in messages):
             return False
-        self.values.update(columns)
-        self.values["node_parts"] = [None] * len(messages)
-        for i, node in enumerate(self.nodes):
-            self._usage(i, node["usage"])
-            self._tool_calls(i, messages[i].get("tool_calls"))
+        nothing: list[None] = [None] * len(messages)
+        self.values.update(columns, node_parts=nothing)
+        usages, calls = [node["usage"] for node in self.nodes], [m.get("tool_calls") for m in messages]
+        if usages == nothing:
+            self.values.update((name, nothing) for name in _USAGE_COLUMNS)
+        else:
+            for i, usage in enumerate(usages):
+                self._usage(i, usage)
+        if calls == nothing:
+            self.values["node_tool_calls"] = nothing
+        else:
+            for i, call in enumerate(calls):
+                self._tool_calls(i, call)
         return True
 
     def _keep(self, i: int, key: str, value: Any) -> None:
@@ -165,16 +173,14 @@ class Nodes:
     def _lists_at_once(self) -> bool:
         """Fill the token columns from all nodes in one go; False where a node does not fit."""
         lists = [[node.get(key, _NONE) for node in self.nodes] for key in LISTS]
-        if not all(type(x) is list for column in lists for x in column):
+        if any(set(map(type, column)) - {list} for column in lists):
             return False
         n, masks, bodies, numbers = ([len(x) for x in column] for column in lists)
         ids, mask, body, given = pack_ints(lists[0]), pack_bools(lists[1]), pack_bools(lists[2]), pack_floats(lists[3])
         if ids is None or mask is None or body is None or given is None or masks != n:
             return False
         wanted = _counts(mask, n)
-        if any(x not in (0, k) for x, k in zip(bodies, n, strict=True)):
-            return False
-        if any(x not in (0, k) for x, k in zip(numbers, wanted, strict=True)):
+        if not (_all_or_none(bodies, n) and _all_or_none(numbers, wanted)):
             return False
         self.ids, self.sampled = ids, mask
         self.content = body.view(np.int8) if bodies == n else _spread(body, np.repeat(np.equal(bodies, n), n))
@@ -282,6 +288,11 @@ def _optional(keep: Callable[[int, str, Any], None], i: int, key: str, value: An
     if not clean:
         keep(i, key, value)
     return text
+
+
+def _all_or_none(sizes: list[int], full: list[int]) -> bool:
+    """Whether each size is the full one or 0."""
+    return sizes == full or all(size in (0, k) for size, k in zip(sizes, full, strict=True))
 
 
 def _counts(mask: npt.NDArray[np.bool_], sizes: list[int]) -> list[int]:

@@ -27,7 +27,7 @@ def pack_ints(lists: Sequence[list[Any]]) -> npt.NDArray[np.int32] | None:
     if data is None:
         return None
     items = np.frombuffer(data, _INT)
-    return items["value"].astype(np.int32) if (items["type"] == _I).all() else None
+    return items["value"].astype(np.int32) if _all(items["type"] == _I) else None
 
 
 def pack_floats(lists: Sequence[list[Any]]) -> npt.NDArray[np.float64] | None:
@@ -36,7 +36,7 @@ def pack_floats(lists: Sequence[list[Any]]) -> npt.NDArray[np.float64] | None:
     if data is None:
         return None
     items = np.frombuffer(data, _FLOAT)
-    return items["value"].astype(np.float64) if (items["type"] == _G).all() else None
+    return items["value"].astype(np.float64) if _all(items["type"] == _G) else None
 
 
 def pack_bools(lists: Sequence[list[Any]]) -> npt.NDArray[np.bool_] | None:
@@ -46,7 +46,12 @@ def pack_bools(lists: Sequence[list[Any]]) -> npt.NDArray[np.bool_] | None:
         return None
     kinds = np.frombuffer(data, np.uint8)
     true = kinds == _T
-    return true if bool((true | (kinds == _F)).all()) else None
+    return true if _all(true | (kinds == _F)) else None
+
+
+def _all(flags: npt.NDArray[np.bool_]) -> bool:
+    """Whether all are true; on a few thousand flags several times faster than `flags.all()`."""
+    return np.count_nonzero(flags) == len(flags)
 
 
 def _elements(lists: Sequence[list[Any]], size: int) -> bytes | None:
@@ -67,7 +72,8 @@ def float32_exact(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float
     """`values` rounded to float32, and whether float32 holds them all exactly (NaN equal to NaN)."""
     with np.errstate(over="ignore"):
         small = values.astype(np.float32)
-    return small, bool(((small == values) | (values != values)).all())
+    same = small == values
+    return small, _all(same) or _all(same | (values != values))
 
 
 def restore_decimals(values: npt.NDArray[np.float32], decimals: int) -> npt.NDArray[np.float64]:

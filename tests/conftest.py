@@ -8,6 +8,8 @@ import sys
 import warnings
 from pathlib import Path
 
+import pytest
+
 STANDIN = Path(__file__).parent / "miles_standin"
 REAL = importlib.util.find_spec("miles") is not None
 
@@ -20,10 +22,9 @@ if REAL:
         importlib.import_module("miles.rollout.base_types")
 
 
-def pytest_report_header() -> str:
-    """Which Miles the tests use."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which Miles the tests used."""
     import miles
 
-    if REAL:
-        return f"Miles: the real one, {Path(str(miles.__file__)).parent}"
-    return "Miles: not installed; its stand-in, tests/miles_standin (put Miles on PYTHONPATH to use the real one)"
+    found = f"the real one, {Path(str(miles.__file__)).parent}" if REAL else "its stand-in, tests/miles_standin"
+    terminalreporter.write_line(f"Miles: {found}")

@@ -18,13 +18,14 @@ from typing import Any
 
 from rolltape.record.client import DEFAULT_POOL, RolloutClient
 from rolltape.record.config import load_config, load_environment, load_tasks
+from rolltape.record.inprocess.harness import close_client
 from rolltape.record.live import calm_collector
 from rolltape.record.miles.evaluation import EvalStep
 from rolltape.record.miles.hooks import Hooks
 from rolltape.record.miles.http import Gate, MilesSGLangTransport
 from rolltape.record.miles.options import MilesOptions, eval_args
 from rolltape.record.miles.parts import Parts
-from rolltape.record.miles.room import Serving, counters_before, recorder_for, repeated_eval, tell_memory
+from rolltape.record.miles.room import Serving, at_exit, counters_before, recorder_for, repeated_eval, tell_memory
 from rolltape.record.miles.training import TrainStep
 from rolltape.record.step import Counters
 from rolltape.record.transport import RetryPolicy
@@ -63,10 +64,14 @@ class VerifiersRolloutFn(ROLLOUT_BASE):  # type: ignore[misc]
         self._serving = Serving(environment)
         self._counters: Counters | None = None
         self._next_step: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         tell_memory(self.options, environment)
 
     async def __call__(self, input: Any) -> Any:
         """Miles' output for one rollout id."""
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._loop = loop
+            at_exit(loop, self.close)
         await _configure_dumper(self.args)
         await self._serving.ready()
         await self.parts.warm()
@@ -84,6 +89,7 @@ class VerifiersRolloutFn(ROLLOUT_BASE):  # type: ignore[misc]
         await self._serving.close()
         for client in (self.parts.client, self.parts.eval_client):
             await client.transport.close()
+        await close_client()
 
     async def _train(self, step: int) -> Any:
         if self._counters is None or step != self._next_step:

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import logging
 import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ class Serving:
         self._end = asyncio.Event()
         started: asyncio.Future[None] = loop.create_future()
         self._keeper = loop.create_task(self._keep(self._end, started))
-        atexit.register(self._at_exit, loop, self._end)
         try:
             await started
         except (OSError, RuntimeError) as error:
@@ -67,11 +67,16 @@ class Serving:
             await asyncio.gather(self._keeper, return_exceptions=True)
         self._keeper = None
 
-    def _at_exit(self, loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> None:
-        if loop.is_running() and self._keeper is not None:
-            loop.call_soon_threadsafe(end.set)
+
+def at_exit(loop: asyncio.AbstractEventLoop, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Have `close` run on `loop` when the process ends, if the loop still runs then."""
+
+    def ending() -> None:
+        if loop.is_running():
             with contextlib.suppress(Exception):
-                asyncio.run_coroutine_threadsafe(asyncio.wait([self._keeper], timeout=5), loop).result(6)
+                asyncio.run_coroutine_threadsafe(close(), loop).result(10)
+
+    atexit.register(ending)
 
 
 _lock = threading.Lock()

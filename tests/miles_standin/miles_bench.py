@@ -147,9 +147,10 @@ class MilesBench:
         """The outputs of training calls, one after the other."""
 
         async def all_steps() -> list[Any]:
-            outputs = [await function(RolloutFnTrainInput(rollout_id=step)) for step in steps]
-            await function.close()
-            return outputs
+            try:
+                return [await function(RolloutFnTrainInput(rollout_id=step)) for step in steps]
+            finally:
+                await function.close()
 
         return asyncio.run(all_steps())
 
@@ -157,9 +158,10 @@ class MilesBench:
         """The outputs of evaluation calls."""
 
         async def all_steps() -> list[Any]:
-            outputs = [await function(RolloutFnEvalInput(rollout_id=step)) for step in steps]
-            await function.close()
-            return outputs
+            try:
+                return [await function(RolloutFnEvalInput(rollout_id=step)) for step in steps]
+            finally:
+                await function.close()
 
         return asyncio.run(all_steps())
 

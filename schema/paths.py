@@ -106,4 +106,8 @@ def folder_of(split: str, eval_name: str | None) -> str:
     if eval_name is None:
         return split
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in eval_name[:64])
-    return f"{split}-{safe}" if safe == eval_name else f"{split}-{safe}-{hashlib.sha256(eval_name.encode()).hexdigest()[:8]}"
+    return (
+        f"{split}-{safe}"
+        if safe == eval_name
+        else f"{split}-{safe}-{hashlib.sha256(eval_name.encode()).hexdigest()[:8]}"
+    )

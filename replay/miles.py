@@ -166,7 +166,7 @@ def evaluation_output(name: str, rollouts: Sequence[Evaluated], samples: list[An
 # -- the rollout function
 
 
-class ReplayRolloutFn(ROLLOUT_BASE):  # type: ignore[misc]
+class ReplayRolloutFn(ROLLOUT_BASE):
     """Serves recorded steps by their rollout id. Made and called by Miles.
 
     Raises BadInput at construction for a run of another model or without ROLLTAPE_RUN, UnsupportedVersion for a newer

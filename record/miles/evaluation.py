@@ -75,19 +75,20 @@ class EvalStep:
             for task, run in zip(self.parts.tasks, self.runs, strict=True)
         ]
         stopped = asyncio.create_task(self.stop.event.wait())
-        ended = asyncio.gather(*tasks, return_exceptions=True)
+        ended = asyncio.create_task(_ended(tasks))
         try:
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if self.stop.event.is_set():
                 raise RolloutsStopped(self.stop.message or "the evaluation was stopped")
-            for run, result in zip(self.runs, ended.result(), strict=True):
-                if isinstance(result, BaseException):
-                    run.failure = f"{type(result).__name__}: {result}"
-                    logger.error("group %d of the evaluation could not be run", run.index, exc_info=result)
+            for run, task in zip(self.runs, tasks, strict=True):
+                error = None if task.cancelled() else task.exception()
+                if error is not None:
+                    run.failure = f"{type(error).__name__}: {error}"
+                    logger.error("group %d of the evaluation could not be run", run.index, exc_info=error)
         finally:
             stopped.cancel()
             await self._cancel(tasks)
-            await asyncio.gather(ended, return_exceptions=True)
+            await ended
 
     async def _cancel(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         pending = [task for task in tasks if not task.done()]
@@ -174,3 +175,9 @@ class EvalStep:
             record=record,
         )
         return committed.step
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> bool:
+    """Wait for all of them, however they end."""
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return True

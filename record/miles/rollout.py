@@ -36,7 +36,7 @@ from rolltape.schema.errors import BadInput
 logger = logging.getLogger(__name__)
 
 
-class VerifiersRolloutFn(ROLLOUT_BASE):  # type: ignore[misc]
+class VerifiersRolloutFn(ROLLOUT_BASE):
     """Runs and records Verifiers episodes for Miles, training and evaluation.
 
     Made before the engines start. Raises BadInput for what cannot work, naming the option, and UnsupportedVersion or

@@ -34,7 +34,6 @@ from rolltape.replay.convert import Conversion, convert, flatten
 from rolltape.replay.digest import digest
 from rolltape.replay.groups import signal
 from rolltape.replay.miles import Conversations, base_types, count_metrics, nested, to_miles
-from rolltape.replay.options import ConvertOptions
 from rolltape.replay.outcomes import finish
 from rolltape.replay.sample import Sample
 from rolltape.schema.errors import BadInput, CheckFailed
@@ -84,6 +83,7 @@ class TrainStep:
         self.converted: list[Taken] = []
         self.drops: Counter[str] = Counter()
         self.facts = TraceFacts()
+        self.flat_groups = 0
         self.failed = 0.0
         self.last_error = "no rollout ended"
         self._numbering = asyncio.Lock()
@@ -113,7 +113,7 @@ class TrainStep:
         """Run groups until the batch is full."""
         wanted = self.parts.options.args.rollout_batch_size
         running: dict[asyncio.Task[None], Taken] = {}
-        stopped = asyncio.create_task(self.stop.event.wait())
+        stopped = asyncio.create_task(self._stopped())
         try:
             while len(self.kept) < wanted:
                 if len(self.kept) + len(running) < wanted:
@@ -126,6 +126,9 @@ class TrainStep:
         finally:
             stopped.cancel()
             await self._cancel(running)
+
+    async def _stopped(self) -> None:
+        await self.stop.event.wait()
 
     def _start(self) -> tuple[asyncio.Task[None], Taken]:
         """Start the next task's group."""
@@ -165,11 +168,13 @@ class TrainStep:
             return self._fail("episode_error", taken.lost, wholly=True)
         if taken.samples is None:
             return self._fail(*self._why_lost(taken))
-        self.converted.append(taken)
+        if self.parts.hooks.all_samples is not None:
+            self.converted.append(taken)
         try:
+            self.flat_groups += self._is_flat(taken.samples)
             keep, reason = self.parts.hooks.keep(list(flat(taken.samples)))
         except Exception as failure:
-            taken.lost = f"the dynamic filter failed: {type(failure).__name__}: {failure}"
+            taken.lost = f"its rewards could not be judged: {type(failure).__name__}: {failure}"
             logger.error("group %d: %s", taken.index, taken.lost, exc_info=failure)
             return self._fail("filter_error", taken.lost, wholly=True)
         self.failed = 0.0
@@ -182,6 +187,11 @@ class TrainStep:
         else:
             taken.lost = "the batch was full"
         return None
+
+    def _is_flat(self, samples: list[Any]) -> bool:
+        """Whether all rewards of a group are equal: it teaches nothing."""
+        rewards = [sample.get_reward_value(self.parts.options.args) for sample in flat(samples)]
+        return all(isinstance(reward, (int, float)) for reward in rewards) and signal(rewards) == "flat"
 
     def _why_lost(self, taken: Taken) -> tuple[str, str, bool]:
         """(name of the metric, sentence, whether nothing of the group was sound) of a group that gives no samples."""
@@ -345,14 +355,12 @@ class TrainStep:
 
     def _metrics(self, record: Step) -> dict[str, Any]:
         """What Miles logs of the step."""
-        rewards = [[sample.reward for sample in flat(taken.samples or ())] for taken in self.converted]
-        numbers = [group for group in rewards if all(isinstance(reward, (int, float)) for reward in group)]
         return {
             **{f"rollout/dynamic_filter/drop_{reason}": count for reason, count in self.drops.items()},
             **self.facts.metrics(),
             **count_metrics(record),
             **recording_metrics(self.recorder),
-            "rolltape/flat_groups": float(sum(signal(group) == "flat" for group in numbers)),
+            "rolltape/flat_groups": float(self.flat_groups),
         }
 
 
@@ -381,6 +389,3 @@ def _digested(record: Step, done: Iterable[Taken], outcomes: Any) -> Step:
             "hooks mixed the groups of the batch, which a recording does not hold; a replay keeps groups together"
         )
     return replace(record, digest_handed=digest(handed))
-
-
-__all__ = ["ConvertOptions", "TrainStep"]

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import itertools
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +15,12 @@ from typing import Any
 import pytest
 from miles.rollout.base_types import RolloutFnConstructorInput, RolloutFnEvalInput, RolloutFnTrainInput
 
+from rolltape.record.demo.policy import DemoPolicy
 from rolltape.record.engine import DemoEngine, Fault, Faults
 from rolltape.record.engine.faults import Switch
 from rolltape.record.miles import VerifiersRolloutFn
 from rolltape.record.miles.room import close_recorders
+from rolltape.replay import verify as verifying
 from rolltape.replay.miles import ReplayRolloutFn
 from rolltape.replay.run import Run, open_run
 
@@ -228,3 +231,80 @@ def postprocessed(batch: Any, **changes: Any) -> tuple[list[Any], dict[str, Any]
     args = miles_args(**changes)
     samples, metadata = conversion.postprocess_rollout_data(args, batch, train_parallel_config={"dp_size": 1})
     return samples, train.convert_samples_to_train_data(args, samples, metadata, None, None)
+
+
+class Policy(DemoPolicy):
+    """The demo's policy, which also thinks where it is asked to."""
+
+    def candidates(self, prompt_text: str) -> Any:
+        if "Think." in prompt_text:
+            return [(1.0, "Let me see.\n</think>\n\nIt is 42."), (1.0, "<think>\nLet me see.\n</think>\n\nIt is 42.")]
+        return super().candidates(prompt_text)
+
+
+TASKSET = """
+import verifiers.v1 as vf
+
+class Asked(vf.Task):
+    @vf.reward
+    async def there(self, trace) -> float:
+        {score}
+
+class Asks(vf.Taskset[Asked, vf.TasksetConfig]):
+    def load(self):
+        return [Asked(vf.TaskData(idx=i, prompt="{prompt} %d" % i), self.config.task) for i in range({tasks})]
+
+async def user(task, messages):
+    asked = "Think." in messages[0]["content"] and len(messages) < 4
+    return [{{"role": "user", "content": "Think. Again."}}] if asked else None
+
+__all__ = ["Asks"]
+"""
+
+
+def environment(
+    bench: MilesBench, score: str = "return 1.0", tasks: int = 5, prompt: str = "?", user: bool = False
+) -> str:
+    """The environment of a new taskset, run inside this process."""
+    name = bench.module(TASKSET.format(score=score, tasks=tasks, prompt=prompt))
+    more = f'user = "{name}:user"\n' if user else ""
+    return f'[taskset]\nid = "{name}"\n[harness]\nid = "rolltape.record.inprocess"\n{more}'
+
+
+def fates(run: Run, split: str = "train", step: int | None = None) -> Counter[str]:
+    return Counter(run.table(split, step, columns=["disposition"]).column("disposition").to_pylist())
+
+
+def reasons(run: Run, split: str = "train") -> set[str]:
+    return {str(reason) for reason in run.table(split, columns=["reason"]).column("reason").to_pylist()}
+
+
+def tasks_of(run: Run, step: int) -> list[int]:
+    """Task indices of a step's groups, also those that were lost, in order."""
+    rows = run.table("train", step, columns=["group_index", "task_idx"]).to_pylist()
+    return [task for _, task in sorted({(row["group_index"], row["task_idx"]) for row in rows})]
+
+
+def is_clean(run: Run) -> bool:
+    return not verifying.verify(run).errors
+
+
+HOOKS = """
+async def score(args, sample):
+    return {"score": float(sample.index % 3), "length": sample.response_length}
+
+async def score_all(args, samples):
+    return [float(i) for i, sample in enumerate(samples)]
+
+def odd_groups(args, samples, **_):
+    return samples[0].group_index % 2 == 1
+
+def remove_first(args, groups):
+    groups[0][0].remove_sample = True
+    groups.reverse()
+
+seen = []
+
+def everything(args, groups, data_source):
+    seen.append((len(groups), data_source))
+"""

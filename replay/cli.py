@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -204,14 +205,14 @@ def convert_command(
 
     opened = open_run(run)
     with progress("converting, files") as tell:
-        done: list[Any] = []
+        number = itertools.count(1)
         written = export(
             opened,
             to,
             steps=step or None,
             evaluations=evaluations,
             overwrite=overwrite,
-            told=lambda file: (done.append(file), tell(len(done)))[1],
+            told=lambda _: tell(next(number)),
         )
     if as_json:
         files = [{"path": str(file.path), "rollout_id": file.name, "samples": file.samples} for file in written]

@@ -1,6 +1,7 @@
 """Writing and reading the Parquet files of a run.
 
-Encodings are measured choices: token ids and log-probs BYTE_STREAM_SPLIT, masks RLE, pages of 8 MiB with checksums.
+Encodings are measured choices: token ids and log-probs BYTE_STREAM_SPLIT, masks RLE, pages of 8 MiB with checksums, zstd 1
+but for token ids, which zstd 3 makes 2 % smaller in the same time (text 7 %, but at 20 % of the time a file takes).
 No statistics on float columns, because NaN makes pruning by min and max wrong. Readers here verify page checksums, which
 DuckDB and plain pyarrow do not: of 60 flipped bits they read 55 to 57 as data.
 
@@ -193,7 +194,7 @@ def _options(schema: pa.Schema) -> dict[str, Any]:
     encodings |= {f"{n}.list.element": "RLE" for n in _RUNS if n in names}
     return {
         "compression": "zstd",
-        "compression_level": 1,
+        "compression_level": {"token_ids.list.element": 3},  # all others 1, which is Arrow's default for zstd
         "use_dictionary": _DICTIONARY,
         "column_encoding": encodings,
         "write_statistics": _STATISTICS,

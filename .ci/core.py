@@ -15,7 +15,9 @@ if live:
     sys.exit(f"the core imports {live}")
 
 record = [sys.executable, "-m", "rolltape.replay.cli", "record", "x.toml"]
-said = subprocess.run([*record, "--run", "x", "--engine", "http://127.0.0.1:1", "--model", "m"], capture_output=True, text=True)
+said = subprocess.run(
+    [*record, "--run", "x", "--engine", "http://127.0.0.1:1", "--model", "m"], capture_output=True, text=True
+)
 print(said.stderr.strip())
 if said.returncode != 2 or "rolltape[live]" not in said.stderr:
     sys.exit(f"`rolltape record` without the live extra ended with {said.returncode}: {said.stdout}{said.stderr}")

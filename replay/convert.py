@@ -308,8 +308,10 @@ class _Rows:
     def _sample(self, i: int, branch: int, nodes: Sequence[int], arrays: Arrays) -> Sample:
         """The field mapping. Token ids, mask and log-probs are put into their lists later (see `fill`)."""
         turns = [n for n in nodes if self.node_sampled[n]]
-        tokens, mask, logprobs = lists = ([], [], [])
-        self.unfilled.extend(zip(lists, arrays, strict=True))
+        tokens: list[int] = []
+        mask: list[int] = []
+        logprobs: list[float] = []
+        self.unfilled.extend(zip((tokens, mask, logprobs), arrays, strict=True))
         return Sample(
             prompt=_prompt(_parsed(self.task_prompt[i], self.task_prompt_is_json[i], "")),
             tokens=tokens,

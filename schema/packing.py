@@ -51,7 +51,7 @@ def pack_bools(lists: Sequence[list[Any]]) -> npt.NDArray[np.bool_] | None:
 
 def _all(flags: npt.NDArray[np.bool_]) -> bool:
     """Whether all are true; on a few thousand flags several times faster than `flags.all()`."""
-    return np.count_nonzero(flags) == len(flags)
+    return bool(np.count_nonzero(flags) == len(flags))
 
 
 def _elements(lists: Sequence[list[Any]], size: int) -> bytes | None:

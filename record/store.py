@@ -47,7 +47,7 @@ class StoreOptions:
     journal: bool = True
     fsync: Fsync = "interval"
     fsync_seconds: float = 1.0
-    keep_bytes: int = 256 << 20
+    keep_bytes: int = 48 << 20
     """Journaled rows that stay in memory, packed, until their step is committed; others are read back."""
     queue_bytes: int = 1 << 30
     """Rows of ended steps that may wait in memory because they cannot be written; beyond it the oldest are given up."""

@@ -368,6 +368,7 @@ def _traces(view: View, options: ConvertOptions) -> Found:
     scores, weights = view.pylist("scores"), view.pylist("weights")
     sampled = np.bincount(view.node_row, weights=view.node_sampled_tokens, minlength=view.n).astype(np.int64)
     problems = view.pylist("problems")
+    stops, cut = view.pylist("stop_condition"), view.pylist("is_truncated")
     for row in range(view.n):
         failed = bool(columns["error_types"][row])
         yield from _branches(view, row, columns["num_branches"][row], failed, options)
@@ -377,7 +378,7 @@ def _traces(view: View, options: ConvertOptions) -> Found:
                 view,
                 row,
                 "no_trainable_token",
-                f"0 trainable tokens in {nodes} nodes; did the engine return token ids and log-probs?",
+                _why_empty(nodes, stops[row], cut[row]),
                 expected="at least 1",
                 found=0,
             )
@@ -397,6 +398,14 @@ def _traces(view: View, options: ConvertOptions) -> Found:
         for problem in problems[row] or ():
             yield finding(view, row, "not_exact", problem, severity="warning")
     yield from _roots(view)
+
+
+def _why_empty(nodes: int, stop: str | None, cut: bool | None) -> str:
+    if not nodes and cut:
+        return f"it was cut off before anything was sampled ({stop}): the limits leave no room for its first prompt"
+    if not nodes:
+        return "it ended without a model call"
+    return f"0 trainable tokens in {nodes} nodes; did the engine return token ids and log-probs?"
 
 
 def _branches(view: View, row: int, count: int, failed: bool, options: ConvertOptions) -> Found:

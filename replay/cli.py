@@ -157,14 +157,14 @@ def verify_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a run: bytes, counts, rows, groups, and whether it still converts to the Samples of the live run.
+    r"""Check a run: bytes, counts, rows, groups, and whether it still converts to the Samples of the live run.
 
     Exit code: 0 clean (warnings are shown), 1 findings, 2 not readable or bad usage.
 
     An expectations file, for a taskset whose `fastest` takes 0.5 once a group:
 
         group_size = 4
-        [group_reward_sum]
+        \[group_reward_sum]
         fastest = 0.5
     """
     from rolltape.replay.expect import load_expectations
@@ -219,15 +219,16 @@ def convert_command(
         print_json({"run": opened.run_id, "files": files})
         return
     for file in written:
-        out.print(f"{file.path}: {file.samples} samples", markup=False, highlight=False, soft_wrap=True)
+        why = "" if file.samples else ": no trace of this step was handed to a trainer (`rolltape verify` counts why)"
+        out.print(f"{file.path}: {file.samples} samples{why}", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_verification(path: str, result: Any) -> None:
     """A verification as a line of counts, its findings and a verdict."""
     counts = ", ".join(f"{n} {name}" for name, n in result.counts.items() if n)
     out.print(
-        f"{path}: {result.parts} files, {result.traces} traces, {result.tokens:,} tokens, {result.digests} batches converted "
-        f"again{': ' + counts if counts else ''}",
+        f"{path}: {result.parts} files, {result.traces} traces, {result.tokens:,} stored tokens, {result.digests} batches "
+        f"converted again{': ' + counts if counts else ''}",
         markup=False,
         highlight=False,
         soft_wrap=True,

@@ -7,14 +7,14 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-out = Console(soft_wrap=False)
+out = Console(soft_wrap=False, width=None if sys.stdout.isatty() else 160)
 """Results, on standard output."""
 err = Console(stderr=True)
 """Progress and errors, on standard error."""
@@ -36,8 +36,9 @@ def _finite(value: Any) -> Any:
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()) -> Table:
     """A table; columns named in `right` hold numbers. Cells are text, never markup."""
     result = Table(title=escape(title), title_justify="left", show_edge=False, pad_edge=False)
-    for column in columns:
-        result.add_column(escape(column), justify="right" if column in right else "left", overflow="fold")
+    for i, column in enumerate(columns):
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        result.add_column(escape(column), justify=justify, overflow="fold", no_wrap=i == 0)
     for row in rows:
         result.add_row(*("" if cell is None else escape(str(cell)) for cell in row))
     return result

@@ -56,7 +56,8 @@ def batches(run: Run, step: int) -> list[Batch]:
 def _batch(run: Run, commit: Commit) -> Batch:
     table, step = read_part(run, commit), commit.step
     conversion = convert(table, commit.groups, ConvertOptions.from_dict(step.options))
-    groups = finish(conversion.groups, read_outcomes(table), step)
+    outcomes = read_outcomes(table)
+    groups = finish(conversion.groups, outcomes, step) if outcomes else conversion.groups  # an import has none
     for what, then, now in (
         ("converted", step.digest_converted, conversion.groups),
         ("handed over", step.digest_handed, groups),

@@ -118,7 +118,7 @@ def _as_json(folder: DemoFolder, summary: LiveSummary, verification: Verificatio
 def _show(folder: DemoFolder, summary: LiveSummary, verification: Verification, seconds: float) -> None:
     from rolltape.replay.cli import print_verification
 
-    columns = ("step", "traces", "tokens", "reward", "cut off", "emitted", "dropped, and why")
+    columns = ("step", "traces", "sampled tokens", "reward", "cut off", "emitted", "dropped, and why")
     cut = _cut_off(folder)
     rows = [_row(step, cut[step.step]) for step in summary.steps]
     out.print(table("What was recorded", columns, rows, right=columns[:-1]))

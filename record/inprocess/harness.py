@@ -106,8 +106,23 @@ class InProcessHarness(Harness[InProcessHarnessConfig]):
         """What follows a model turn: the results of its tool calls, else the user's messages, else nothing."""
         calls = message.get("tool_calls")
         if not calls:
-            return await self.user(task, messages)
+            return _messages(await self.user(task, messages))
         return [await _result(tools, call, trace) for call in calls]
+
+
+def _messages(answer: Any) -> list[Message] | None:
+    """What a user said, as messages: its text, one message, a list of them, or None to end the conversation."""
+    if answer is None:
+        return None
+    if isinstance(answer, str):
+        return [{"role": "user", "content": answer}]
+    said = [answer] if isinstance(answer, dict) else answer
+    if isinstance(said, list) and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in said):
+        return said
+    raise TypeError(
+        f"the user hook gave a {type(answer).__name__}; expected the text of its reply, a message (a dict with role and "
+        "content), a list of messages, or None to end the conversation"
+    )
 
 
 async def _result(tools: Mapping[str, Tool], call: Mapping[str, Any], trace: Trace) -> Message:

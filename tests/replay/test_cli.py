@@ -52,7 +52,7 @@ def test_an_imported_file_is_summed_up_and_verifies_clean(rolltape: Run, tmp_pat
     code, out, _ = rolltape("verify", tmp_path / "run")
     assert code == 0
     assert out.endswith("clean\n")
-    assert "1 files, 12 traces, 799 tokens" in out
+    assert "1 files, 12 traces, 799 stored tokens" in out
 
 
 def test_expected_sums_pass_or_fail_naming_each_group(rolltape: Run, tmp_path: Path) -> None:
@@ -288,3 +288,10 @@ def test_importing_the_reading_side_loads_no_live_package() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_import_converts_to_the_samples_of_its_sound_groups(rolltape: Run, tmp_path: Path) -> None:
+    rolltape("import", GROUP_REWARDS, "--run", tmp_path / "run")
+    code, out, _ = rolltape("convert", tmp_path / "run", "--out", tmp_path / "{rollout_id}.jsonl")
+    assert (code, out) == (0, f"{tmp_path / '0.jsonl'}: 12 samples\n")
+    assert len((tmp_path / "0.jsonl").read_text().splitlines()) == 12

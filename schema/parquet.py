@@ -19,6 +19,7 @@ import itertools
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -57,21 +58,19 @@ class Written:
 
 
 class HashingFile:
-    """A binary file that hashes what is written to it, on the way to a name it takes only when whole."""
+    """A binary file on the way to a name it takes only when whole, with its hash."""
 
     def __init__(self, path: Path) -> None:
         make_folder(path.parent)
         self.path = path
         self.temporary = _temporary(path)
         self.file: BinaryIO = self.temporary.open("wb")
-        self.sha256 = hashlib.sha256()
         self.bytes = 0
         self.closed = False
 
     def write(self, data: Any) -> int:
-        """Write and hash `data`."""
+        """Write `data`."""
         view = memoryview(data)
-        self.sha256.update(view)
         self.bytes += view.nbytes
         return self.file.write(view)
 
@@ -90,13 +89,17 @@ class HashingFile:
         """True."""
         return True
 
-    def publish(self) -> None:
-        """Sync the file and give it its name."""
+    def publish(self) -> str:
+        """Sync the file and give it its name. Returns its sha256, taken while the disk is at work."""
         self.file.flush()
-        os.fsync(self.file.fileno())
+        with ThreadPoolExecutor(1) as other, self.temporary.open("rb") as written:
+            synced = other.submit(os.fsync, self.file.fileno())
+            sha256 = hashlib.file_digest(written, "sha256").hexdigest()
+            synced.result()
         self.file.close()
         self.temporary.replace(self.path)
         sync_folder(self.path.parent)
+        return sha256
 
     def discard(self) -> None:
         """Remove what was written."""
@@ -172,11 +175,11 @@ def write_parquet(path: str | Path, tables: Iterable[pa.Table], metadata: Mappin
                     fits = batch.schema.equals(schema)  # a cast, even to the same types, costs 10 us a column
                     writer.write_table(batch if fits else batch.cast(schema), row_group_size=max(1, batch.num_rows))
                     rows += batch.num_rows
-        sink.publish()
+        sha256 = sink.publish()
     except BaseException:
         sink.discard()
         raise
-    return Written(rows, sink.bytes, sink.sha256.hexdigest())
+    return Written(rows, sink.bytes, sha256)
 
 
 def file_metadata(more: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -20,8 +20,9 @@ _LIVE = {
     "record": ("rolltape.record.cli", "record"),
     "engine": ("rolltape.record.engine.cli", "engine"),
     "recover": ("rolltape.record.recover_cli", "recover"),
+    "launch": ("rolltape.record.launch_cli", "launch_command"),
 }
-_ORDER = ("demo", "record", "engine", "import", "verify", "convert", "recover", "schema")
+_ORDER = ("demo", "record", "launch", "engine", "import", "verify", "convert", "recover", "schema")
 
 
 class _Commands(TyperGroup):

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from rolltape.record.launch_options import (
     checkpoint_of,
     ref_load_of,
 )
+from rolltape.record.miles.hooks import Hooks
 from rolltape.record.miles.options import CONFIG_VARIABLE, OWN_VARIABLE, MilesOptions
 from rolltape.record.versions import check_live
 from rolltape.replay.miles import RUN_VARIABLE
@@ -382,7 +384,8 @@ def _check_sizes(args: Namespace, options: LaunchOptions) -> None:
 
 
 def _check_environment(options: LaunchOptions, made: MilesOptions) -> None:
-    """Load the environment as the rollout actor would. Raises what its parts raise."""
+    """Load the environment, its tasks and the hooks as the rollout actor would. Raises what its parts raise."""
+    sys.path[:0] = [str(path.absolute()) for path in options.pythonpath]
     if options.config is not None:
         config = load_config(options.config)
     else:
@@ -394,6 +397,8 @@ def _check_environment(options: LaunchOptions, made: MilesOptions) -> None:
     names = {function.__name__ for task in tasks for function in discover_decorated(task, "group_reward")}
     if names:
         made.check_group_rewards(sorted(names))
+    if _miles_checkout() is not None:
+        Hooks(made)
 
 
 def _problems(options: LaunchOptions, config: Path, files: Mapping[Path, str]) -> list[str]:

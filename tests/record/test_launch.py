@@ -35,6 +35,17 @@ SMOKE = """
 """
 
 
+TASKSET = """
+import verifiers.v1 as vf
+
+class Asks(vf.Taskset[vf.Task, vf.TasksetConfig]):
+    def load(self):
+        return [vf.Task(vf.TaskData(idx=0, prompt="?"), self.config.task)]
+
+__all__ = ["Asks"]
+"""
+
+
 def plan(folder: Path, *extra: str, environ: dict[str, str] | None = None, **changes: Any) -> Plan:
     given: dict[str, Any] = {"run": folder / "run", "taskset": DEMO, "models": folder / "models", "check": False}
     return plan_launch(LaunchOptions(**{**given, **changes, "extra": extra}), environ or {})
@@ -286,6 +297,21 @@ def test_it_prepares_and_trains_through_miles_own_helpers(tmp_path: Path, helper
     assert train["train_args"] == made.train_args
     assert train["extra_env_vars"]["PYTHONPATH"] == "/default/Megatron:/checkout"
     assert (tmp_path / "run-env.toml").read_text() == f'[taskset]\nid = "{DEMO}"\n'
+
+
+@pytest.mark.usefixtures("helpers")
+def test_hooks_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"--custom-rm-path names 'nowhere\.score'"):
+        plan(tmp_path, "--custom-rm-path", "nowhere.score", check=True)
+
+
+def test_a_taskset_in_a_folder_of_the_actors_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "launch_case_tasks.py").write_text(TASKSET)
+    with pytest.raises(BadInput):
+        plan(tmp_path, check=True, taskset="launch_case_tasks")
+    assert plan(tmp_path, check=True, taskset="launch_case_tasks", pythonpath=(tmp_path / "tasks",)).problems == []
 
 
 def test_preparing_can_be_skipped_where_everything_is_there(tmp_path: Path, helpers: Helpers) -> None:

@@ -110,7 +110,10 @@ def test_a_good_config_is_loaded_with_its_plugins(tmp_path: Path, taskset: str) 
 
 def test_a_dotted_taskset_runs_with_the_harness_it_bundles(tmp_path: Path) -> None:
     plain = load_config(toml(tmp_path, '[taskset]\nid = "rolltape.record.demo"'))
-    assert (plain.harness.id, type(load_environment(plain).harness).__name__) == ("rolltape.record.demo", "StallHarness")
+    assert (plain.harness.id, type(load_environment(plain).harness).__name__) == (
+        "rolltape.record.demo",
+        "StallHarness",
+    )
     set_up = load_config(toml(tmp_path, '[taskset]\nid = "rolltape.record.demo"\n[harness]\nmax_turns = 4'))
     assert (set_up.harness.id, set_up.harness.max_turns) == ("rolltape.record.demo", 4)
     other = '[taskset]\nid = "rolltape.record.demo"\n[harness]\nid = "rolltape.record.inprocess"'

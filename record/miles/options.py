@@ -348,6 +348,8 @@ def _refused(args: Namespace) -> list[str]:
 
 
 _EXTRAS = ("expect", "journal", "messages", "http")
+_STORE = ("fsync", "fsync_seconds", "ack_seconds", "commit_seconds", "queue_bytes")
+"""Options of the journal that may stand at the top level, as on the command line, or in the table [journal]."""
 
 
 def _read_own(path: str) -> dict[str, Any]:
@@ -362,8 +364,11 @@ def _read_own(path: str) -> dict[str, Any]:
     result: dict[str, Any] = {"own": {name: value for name, value in data.items() if name in known}}
     if "expect" in data:
         result["expect"] = _expectations(data["expect"], path)
-    if "journal" in data:
-        result["store"] = _store(data["journal"], path)
+    journal = {name: data[name] for name in _STORE if name in data}
+    if "journal" in data or journal:
+        table = data.get("journal", {})
+        given = {"journal": table} if isinstance(table, bool) else table
+        result["store"] = _store({**journal, **given} if isinstance(given, dict) else given, path)
     for name, allowed in (("messages", (True, False)), ("http", ("miles", "own"))):
         if name in data:
             if data[name] not in allowed:

@@ -14,6 +14,7 @@ from typing import Any
 from rolltape.record.inprocess.harness import InProcessHarness
 from rolltape.record.miles.options import MilesOptions
 from rolltape.record.recorder import Recorder
+from rolltape.record.secrets import Secrets
 from rolltape.record.step import Counters
 from rolltape.replay.run import open_run
 from rolltape.schema.errors import BadInput
@@ -117,6 +118,8 @@ def _opened(options: MilesOptions, taskset: str, step: int, versions: dict[str, 
         resume=RunPaths(Path(options.run)).run.exists(),
         start_step=step,
         store=options.store,
+        writer=options.own.get("writer", "main"),
+        secrets=Secrets(tuple(options.own.get("mask", ()))),
         strict=bool(options.own.get("strict", False)),
     )
 

@@ -88,6 +88,23 @@ def test_our_own_options_have_the_names_of_the_command_line(tmp_path: Path) -> N
     assert found.store.ack_seconds == 2.0
 
 
+def test_options_of_the_journal_may_stand_at_the_top_or_in_its_table(tmp_path: Path) -> None:
+    found = options(own(tmp_path, 'fsync = "always"\nack_seconds = 1.0\n[journal]\nack_seconds = 2.0\n')).store
+    assert (found.fsync, found.ack_seconds, found.journal) == ("always", 2.0, True)
+    assert not options(own(tmp_path, "journal = false\n")).store.journal
+
+
+def test_patterns_of_secrets_reach_the_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rolltape.record.miles import room
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(room.Recorder, "open", lambda _path, **options: given.update(options))
+    environ = own(tmp_path, 'mask = ["hunter[0-9]+"]\nwriter = "second"\n') | {"ROLLTAPE_RUN": str(tmp_path / "run")}
+    room._opened(options(environ), "some-taskset", 3, {})
+    assert given["secrets"].mask({"note": "say hunter2"}) == {"note": "say ***"}
+    assert (given["writer"], given["start_step"]) == ("second", 3)
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

@@ -34,14 +34,13 @@ import zstandard
 
 from rolltape.record.frames import HEAD, HEAD_BYTES, MAGIC, Record, checksum, pack_record, unpack_frame
 from rolltape.schema.errors import Damaged
-from rolltape.schema.parquet import make_folder, sync_folder
+from rolltape.schema.parquet import make_folder, name_once, sync_folder
 
 __all__ = ["Fault", "Fsync", "Journal", "Record", "claim", "is_alive", "pack_record", "read_at", "read_journal", "scan"]
 
 Fsync = Literal["always", "interval", "never"]
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
-_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK)
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,11 @@ class Journal:
             self.offsets = [self.append(frame) for frame in frames or ()]
             if frames is not None:
                 self.sync()
-            _name(temporary, path, replace=frames is not None)
+            if frames is None:
+                name_once(temporary, path)
+            else:
+                temporary.replace(path)
+            sync_folder(path.parent)
         except BaseException:
             self._closer()
             raise
@@ -168,20 +171,6 @@ class Journal:
 def _owner() -> bytes:
     """The frame that says whose journal this is, where no lock does."""
     return pack_record("writer", {"host": socket.gethostname(), "process": os.getpid()})
-
-
-def _name(temporary: Path, path: Path, *, replace: bool) -> None:
-    """Give a file its name; raises FileExistsError where the name is taken, unless it is to be replaced."""
-    if replace:
-        temporary.replace(path)
-    else:
-        try:
-            os.link(temporary, path)
-        except OSError as error:
-            if error.errno not in _NO_LINKS or path.exists():
-                raise
-            temporary.rename(path)  # a file system without hard links
-    sync_folder(path.parent)
 
 
 def _lock(descriptor: int) -> bool:

@@ -215,12 +215,15 @@ class JournalStore:
     def _arrived(self, item: Item) -> bool:
         """Write an item, unless the disk has just refused others: they are tried together, from time to time."""
         self._waiting.append(item)
-        if self._failed_at is None or time.monotonic() - self._failed_at >= self.options.retry_seconds:
-            self._write_waiting()
+        self._write_if_due()
         return item.place is not None
 
+    def _write_if_due(self) -> None:
+        if self._failed_at is None or time.monotonic() - self._failed_at >= self.options.retry_seconds:
+            self._write_waiting()
+
     def _tick(self) -> None:
-        self._write_waiting()
+        self._write_if_due()
         if self._journal is None:
             return
         try:
@@ -232,6 +235,9 @@ class JournalStore:
 
     def _write_waiting(self) -> None:
         """Write what waits, in order. Of a disk that is full, what is smaller than the first that failed may still fit."""
+        self.begin()
+        if self._journal is None:
+            return
         waiting, self._waiting = self._waiting, deque()
         most: int | None = None
         while waiting:

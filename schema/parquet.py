@@ -14,6 +14,7 @@ Descriptions of the columns are not repeated in every file, where they would tak
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
@@ -35,6 +36,8 @@ ROW_GROUP_BYTES = 128 << 20
 """Upper bound of one row group in memory."""
 PAGE_BYTES = 8 << 20
 
+_NOT_KNOWN = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+_NO_LINKS = (errno.EPERM, errno.EMLINK, *_NOT_KNOWN)
 _SPLIT = ("token_ids", "logprobs", "recomputed_logprobs")
 _RUNS = ("sampled", "is_content")
 _DICTIONARY = [
@@ -128,7 +131,7 @@ def put_once(path: Path, data: bytes) -> bool:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.link(temporary, path)
+        name_once(temporary, path)
     except FileExistsError:
         return False
     finally:
@@ -142,6 +145,21 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
 
 
+def name_once(temporary: Path, path: Path) -> None:
+    """Give a file a name that no other has. Raises FileExistsError where one has.
+
+    By a hard link, which fails where the name is taken; where a file system has none, by looking first.
+    """
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, "File exists", str(path)) from None
+        temporary.rename(path)
+
+
 def make_folder(path: Path) -> None:
     """Make a folder and those above it, and sync the names of the new ones: a power cut takes the files with the folder."""
     new = list(itertools.takewhile(lambda p: not p.exists(), (path, *path.parents)))
@@ -151,10 +169,13 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Sync the names in a folder."""
+    """Sync the names in a folder, where its file system does that."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, *_NOT_KNOWN):
+            raise
     finally:
         os.close(descriptor)
 

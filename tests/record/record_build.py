@@ -7,12 +7,13 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rolltape.record.recorder import Committed, Recorder
 from rolltape.replay.run import Run, open_run
@@ -179,6 +180,6 @@ def assert_same_row(found: Row, expected: Row, extra: Any) -> None:
     assert same(found.extra, extra)
 
 
-def files(root: Path) -> Iterator[Path]:
-    """Every file below `root`, in order."""
-    return (p for p in sorted(root.rglob("*")) if p.is_file())
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do without fsync, which takes most of the time of a test that writes many small files."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)

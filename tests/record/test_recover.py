@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -12,13 +13,27 @@ import numpy as np
 import pytest
 from fault_children import DIED
 from fault_server import Children
-from record_build import LONG, at, checked, commit, counts, dispositions, emitted, record_step, records_of, same, trace
+from record_build import (
+    LONG,
+    at,
+    checked,
+    commit,
+    counts,
+    dispositions,
+    emitted,
+    record_step,
+    records_of,
+    same,
+    trace,
+    unsynced,
+)
 
 from rolltape.record.frames import HEAD_BYTES
 from rolltape.record.journal import Journal, Record, pack_record, read_journal
 from rolltape.record.recorder import Recorder
 from rolltape.record.recover import Recovered, recover
 from rolltape.replay import open_run
+from rolltape.replay.cli import main
 from rolltape.schema import Context, Outcome, RunNotFound, Step, Turn
 from rolltape.schema.encoding import row_of
 from rolltape.schema.errors import Damaged
@@ -33,6 +48,11 @@ FRAMES = [*("started", "trace") * 3, "trace", "group", "outcome", "step", "start
 def children() -> Iterator[Children]:
     with Children() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsynced(monkeypatch)
 
 
 def acknowledged(told: Path) -> set[str]:
@@ -447,3 +467,48 @@ def test_recomputed_logprobs_and_removals_survive_a_crash(tmp_path: Path) -> Non
     a, b = expected.select(columns).to_pylist()
     assert np.array(a["recomputed_logprobs"], np.float32).tobytes() == outcomes[0].logprobs.tobytes()  # type: ignore[union-attr]
     assert (b["remove_sample"], b["handed_reward"], b["reason"]) == ([True], "0.5", "odd \ufffd text")
+
+
+# -- the command
+
+
+def rolltape(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command line."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sys.argv", ["rolltape", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return int(ended.value.code or 0), *capsys.readouterr()
+
+
+def test_the_command_says_what_it_settled(dead: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = RunPaths(dead).journal(0, "gone")
+    assert rolltape(capsys, "recover", str(dead)) == (
+        0,
+        f"committed train 00000001.0.gone: 1 traces, 1 lost\nremoved: {journal}\n",
+        "",
+    )
+    assert rolltape(capsys, "recover", str(dead)) == (0, "nothing to settle\n", "")
+
+
+def test_the_command_names_what_it_cannot_read(dead: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = RunPaths(dead).journal(0, "gone")
+    journal.write_bytes(journal.read_bytes() + b"junk")
+    (dead / "traces" / "train" / "lost.parquet").write_bytes(b"")
+    living = Journal(RunPaths(dead).journal(1, "living"))
+    code, text, _ = rolltape(capsys, "recover", str(dead))
+    assert code == 1
+    assert f"left alone, its writer lives: {living.path}" in text
+    assert f"could not be read: {journal}: corruption of 4 bytes at byte" in text
+    living.close()
+    code, text, _ = rolltape(capsys, "recover", "--json", str(dead))
+    assert code == 0
+    said = json.loads(text)
+    assert said["discarded"] == [str(dead / "discarded" / "train" / "lost.parquet")]
+    assert said["committed"] == []
+
+
+def test_the_command_refuses_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = rolltape(capsys, "recover", str(tmp_path))
+    assert code == 2
+    assert "holds no run.json, so there is no run to recover" in error

@@ -18,13 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_build import LONG, Record, at, checked, counts, emitted, lifelike, record_step, records_of, trace
+from record_build import LONG, Record, at, checked, counts, emitted, lifelike, record_step, records_of, trace, unsynced
 
 from rolltape.record.recorder import Recorder, StoreOptions
 from rolltape.record.recover import recover
 from rolltape.replay import open_run
 from rolltape.schema import Context, Group, Outcome, Step
 from rolltape.schema.paths import folder_of
+
+
+@pytest.fixture(autouse=True)
+def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsynced(monkeypatch)
+
 
 # -- attempts
 
@@ -153,7 +159,7 @@ class Ledger:
 
 
 def test_counts_are_exact_in_every_step_and_memory_stays_flat_over_a_long_run(tmp_path: Path) -> None:
-    steps, restarts = (200, {60: 5, 110: 3, 150: 7}) if LONG else (60, {22: 5, 32: 3, 45: 7})
+    steps, restarts = (200, {60: 5, 110: 3, 150: 7}) if LONG else (45, {22: 5, 30: 3, 38: 7})
     ledger = Ledger(random.Random(7))
     options = StoreOptions(fsync="never", keep_bytes=100_000)
     recorder = Recorder.open(tmp_path, store=options)

@@ -53,15 +53,22 @@ class Worker:
         if done.done() or left <= 0:
             return done.done()
         loop = asyncio.get_running_loop()
-        event = asyncio.Event()
+        waiter = loop.create_future()
+
+        def settle() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
 
         def tell(_: Future[Any]) -> None:
             with suppress(RuntimeError):  # the loop may be gone when a stuck job ends
-                loop.call_soon_threadsafe(event.set)
+                loop.call_soon_threadsafe(settle)
 
         done.add_done_callback(tell)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(event.wait(), left)
+        timer = loop.call_later(left, settle)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
         return done.done()
 
     def stop(self, seconds: float) -> bool:

@@ -136,7 +136,7 @@ class Recorder:
         self._encoder = ThreadPoolExecutor(1, f"rolltape-encode-{writer}")
         self._lock = RLock()  # close() may be called by a signal handler, in the middle of anything
         self._started: Counter[StepKey] = Counter()
-        self._late: Counter[StepKey] = Counter()
+        self._late: dict[StepKey, set[str]] = {}
         self._pending: list[_Pending] = []
         self._lost = 0
         self._not_durable = 0
@@ -227,7 +227,7 @@ class Recorder:
         except Exception as error:
             return self._unrecorded(trace, error)
         await self._store.worker.arrived(done, self.options.ack_seconds)
-        return self._acknowledged(key, done)
+        return self._acknowledged(key, done, _id_of(trace))
 
     def add(self, trace: Any, context: Context) -> bool:
         """`trace` for callers without an event loop."""
@@ -238,7 +238,7 @@ class Recorder:
         except Exception as error:
             return self._unrecorded(trace, error)
         self._store.worker.wait(done, self.options.ack_seconds)
-        return self._acknowledged(key, done)
+        return self._acknowledged(key, done, _id_of(trace))
 
     def _key(self, context: Context) -> StepKey:
         if self._store.closed:
@@ -275,7 +275,7 @@ class Recorder:
             raise NotRecorded(f"trace {name} could not be recorded: {type(error).__name__}: {error}") from error
         return False
 
-    def _acknowledged(self, key: StepKey, done: Future[bool]) -> bool:
+    def _acknowledged(self, key: StepKey, done: Future[bool], trace: str) -> bool:
         if done.done() and done.exception() is None and done.result():
             return True
         if not self.options.journal:
@@ -284,8 +284,9 @@ class Recorder:
             why = self._store.error or f"no answer within {self.options.ack_seconds} s"
             raise NotRecorded(f"a trace of step {key[1]} is not in the journal: {why}.")
         with self._lock:
-            self._not_durable += 1
-            self._late[key] += 1
+            late = self._late.setdefault(key, set())
+            self._not_durable += trace not in late
+            late.add(trace)
         return False
 
     def rows(
@@ -364,7 +365,7 @@ class Recorder:
             )
         outcomes = [replace(o, reason=self.secrets.text(o.reason)) if o.reason else o for o in outcomes]
         with self._lock:
-            started, late = self._started.pop(key, 0), self._late.pop(key, 0)
+            started, late = self._started.pop(key, 0), len(self._late.pop(key, ()))
         place = {**_place(key), "attempt": self.attempt, "writer": self.writer, "counts": {"started": started}}
         step = counted(replace(sound_record(record), **place), outcomes, traces)
         pending = _Pending(key, part, outcomes, groups, step, len(traces), late)
@@ -480,7 +481,7 @@ class Recorder:
         Rows of steps that did not end stay in the journal, for `recover`; those that are in memory only are lost.
         """
         limit = time.monotonic() + (self.options.commit_seconds if seconds is None else seconds)
-        self._encoder.shutdown(wait=False)
+        self._commits.submit(partial(self._encoder.shutdown, wait=False))  # its lock may be held by who was interrupted
         self._commits.submit(partial(self._retry, True))
         self._commits.stop(limit - time.monotonic())
         self._store.close(max(0.0, limit - time.monotonic()))
@@ -491,6 +492,11 @@ class Recorder:
 
 def _place(key: StepKey) -> dict[str, Any]:
     return {"split": key[0], "step": key[1], "eval_name": key[2]}
+
+
+def _id_of(trace: Any) -> str:
+    """The id of a trace, whatever form it has."""
+    return str(trace.get("id") if isinstance(trace, dict) else getattr(trace, "id", None))
 
 
 def installed_versions() -> dict[str, str]:

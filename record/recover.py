@@ -29,10 +29,11 @@ from rolltape.record.folder import one_at_a_time
 from rolltape.record.journal import Fault, Record, claim, read_at, read_journal
 from rolltape.record.parts import write_part
 from rolltape.replay.outcomes import read_outcomes
+from rolltape.replay.run import open_run
 from rolltape.schema.commits import Commit
 from rolltape.schema.decoding import decode
 from rolltape.schema.encoding import Row, row_of
-from rolltape.schema.errors import RolltapeError, RunNotFound
+from rolltape.schema.errors import RolltapeError
 from rolltape.schema.fields import TRACE
 from rolltape.schema.parquet import read_batches
 from rolltape.schema.paths import Part, RunPaths, folder_of, part_of
@@ -78,8 +79,7 @@ def recover(path: str | Path) -> Recovered:
     is no run.
     """
     paths = RunPaths(Path(path))
-    if not paths.run.exists():
-        raise RunNotFound(f"{paths.root} holds no run.json, so there is no run to recover.")
+    open_run(paths.root)
     with one_at_a_time(paths):
         return settle(paths)
 

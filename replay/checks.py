@@ -21,7 +21,7 @@ from rolltape.replay.groups import check_groups
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.view import View, views
 from rolltape.schema.jsontext import unpack_extra
-from rolltape.schema.records import Group
+from rolltape.schema.records import Group, exact_sum
 
 ROUNDING = 1e-3
 """A log-prob may be this much above 0: engines compute them in bfloat16 and round."""
@@ -501,7 +501,7 @@ def _reward(
                 found=missing or None,
             )
         return
-    parts = math.fsum(rewards.values())
+    parts = exact_sum(list(rewards.values()))
     if total is None or not math.isclose(total, parts, rel_tol=1e-9, abs_tol=1e-9):
         yield finding(
             view,

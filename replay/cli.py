@@ -251,6 +251,10 @@ def main() -> None:
     """Entry point: errors of ours are one sentence on standard error and exit code 2."""
     try:
         app()
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error
+        err.print(f"Error: {what}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
     except RolltapeError as error:
         err.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -11,6 +11,7 @@ fastest = 0.5
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -67,8 +68,8 @@ def _sums(value: Any, where: str) -> dict[str, float]:
     if not isinstance(value, dict):
         raise BadInput(f"{where} is {value!r}; expected a table of reward names and numbers.")
     for name, number in value.items():
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise BadInput(f"{where}.{name} is {number!r}; expected a number.")
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+            raise BadInput(f"{where}.{name} is {number!r}; expected a number, and a finite one.")
     return {name: float(number) for name, number in value.items()}
 
 

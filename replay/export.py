@@ -6,6 +6,7 @@ without torch. Only one step is in memory at a time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import string
@@ -164,7 +165,7 @@ def export(
     recalled = _evaluation_steps(run, steps) if evaluations else {}
     names = [str(step) for step in found] + [f"eval_{step}" for step in recalled]
     write = _writer(pattern)
-    paths = _paths(pattern, names, overwrite)
+    paths = _paths(run, pattern, names, overwrite)
     result = []
     for step in found:
         samples = (s for batch in batches(run, step) for s in batch.samples)
@@ -193,12 +194,14 @@ def _evaluation_samples(run: Run, commit: Commit) -> list[Sample]:
     return [sample for rollout in rollouts for sample in rollout.samples]
 
 
-def _paths(pattern: str, names: Sequence[str], overwrite: bool) -> dict[str, Path]:
+def _paths(run: Run, pattern: str, names: Sequence[str], overwrite: bool) -> dict[str, Path]:
     """The file of each name. Raises BadInput, or RunConflict where one exists."""
     try:
         fields = {field for _, field, _, _ in string.Formatter().parse(pattern) if field is not None}
     except ValueError as error:
         raise BadInput(f"{pattern!r} is no pattern ({error}); write braces only around rollout_id.") from error
+    if any(spec or how for _, field, spec, how in string.Formatter().parse(pattern) if field is not None):
+        raise BadInput(f"{pattern!r} formats a field; write {{rollout_id}} as it is.")
     if fields - {"rollout_id"}:
         raise BadInput(f"{pattern!r} holds {sorted(fields - {'rollout_id'})}; the only field is {{rollout_id}}.")
     if not names:
@@ -209,6 +212,9 @@ def _paths(pattern: str, names: Sequence[str], overwrite: bool) -> dict[str, Pat
             "write {rollout_id} into the name, or choose one step."
         )
     paths = {name: Path(pattern.format(rollout_id=name)) for name in names}
+    inside = [p for p in paths.values() if p.resolve().is_relative_to(run.paths.root.resolve())]
+    if inside:
+        raise BadInput(f"{inside[0]} lies inside the run; nothing but recordings belongs there. Choose another folder.")
     there = [path for path in paths.values() if path.exists()]
     if there and not overwrite:
         raise RunConflict(f"{there[0]} exists; choose another name, or set --overwrite.")
@@ -236,7 +242,8 @@ def _written(write: Write, path: Path, name: str, samples: Iterator[Sample]) -> 
         count = write(part, name, samples)
         os.replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
     return Written(path, name, count)
 
 

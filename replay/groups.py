@@ -17,7 +17,7 @@ import pyarrow as pa
 from rolltape.replay.findings import Finding
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.view import views
-from rolltape.schema.records import Group, sum_rewards
+from rolltape.schema.records import Group, exact_sum, sum_rewards
 
 _COLUMNS = ("trace_id", "task_idx", "task_key", "rewards", "error_types")
 
@@ -151,7 +151,7 @@ def _expected_sums(group: Group, present: Sequence[Member], options: ConvertOpti
     for name, wanted in options.expect.group_reward_sum.items():
         values = [m.rewards.get(name) for m in present]
         scored = [v for v in values if v is not None]
-        found = math.fsum(scored) if scored and all(map(math.isfinite, scored)) else None
+        found = exact_sum(scored) if scored and all(map(math.isfinite, scored)) else None
         if any(m.failed for m in present) or (
             found is not None and math.isclose(found, wanted, rel_tol=1e-9, abs_tol=1e-9)
         ):

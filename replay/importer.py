@@ -129,8 +129,6 @@ def _write(paths: RunPaths, source: Path, result: Imported, groups: list[list[Ro
         "created_at": now,
     }
     attempt = {"attempt": 0, "start_step": 0, "started_at": now, "settings": {"imported": source.name}, "versions": {}}
-    put_once(paths.run, seal(info))
-    put_once(paths.attempt(0), seal(attempt))
     part = Part("train", 0, 0, "import")
     file = write_parquet(paths.parquet(part), (with_outcomes(rows_to_table(c), []) for c in _chunks(groups)))
     records = [_group(i, rows) for i, rows in enumerate(groups)]
@@ -140,6 +138,8 @@ def _write(paths: RunPaths, source: Path, result: Imported, groups: list[list[Ro
         part=part, file=file, groups=records, step=step, sums=sums, fingerprint=ROW.fingerprint, written_at=now
     )
     put_once(paths.commit(part), commit.to_bytes())
+    put_once(paths.attempt(0), seal(attempt))
+    put_once(paths.run, seal(info))  # last: before it there is no run
 
 
 def _group(index: int, rows: list[Row]) -> Group:

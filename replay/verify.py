@@ -84,7 +84,7 @@ def verify(
             findings += _twice(part, seen)
         if progress is not None:
             progress(i + 1, len(commits))
-    findings += _missing_steps(newest) + _orphans(run)
+    findings += _missing_steps(newest) + _orphans(run) + _journals(run)
     return Verification(findings, len(commits), traces, tokens, dict(counts), digests)
 
 
@@ -231,18 +231,32 @@ def _missing_steps(newest: set[Part]) -> list[Finding]:
     ]
 
 
+def _journals(run: Run) -> list[Finding]:
+    """Journals that hold what is not committed: of writers at work, or of writers that died."""
+    return [
+        Finding(
+            code="journal",
+            severity="warning",
+            message=f"{path} holds what is not committed; unless its writer is at work, `rolltape recover` settles it",
+            file=str(path),
+        )
+        for path in sorted(run.paths.journals.glob("*.journal"))
+        if path.stat().st_size
+    ]
+
+
 def _orphans(run: Run) -> list[Finding]:
     """Parquet files without a commit: not data, and never read."""
     findings = []
     known = {c.part for c in run.all_commits} | {p for p, _ in run.broken}
     for path in sorted((run.paths.root / "traces").glob("*/*.parquet")):
         part = part_of(path)
-        if part is None or part not in known:
+        if part is None or (part not in known and not run.paths.commit(part).exists()):
             findings.append(
                 Finding(
                     code="uncommitted",
                     severity="warning",
-                    message=f"{path} has no commit, so it is not read; a writer died before it could commit",
+                    message=f"{path} has no commit, so it is not read; its writer commits it soon, or died before",
                     file=str(path),
                 )
             )

@@ -66,11 +66,11 @@ def sum_rewards(rewards: Sequence[Mapping[str, float | None]]) -> dict[str, Rewa
     for name in names:
         values = [v for mapping in rewards if (v := mapping.get(name)) is not None]
         complete = len(values) == len(rewards)
-        result[name] = RewardSum(len(values), _fsum(values) if complete else None)
+        result[name] = RewardSum(len(values), exact_sum(values) if complete else None)
     return result
 
 
-def _fsum(values: Sequence[float]) -> float:
+def exact_sum(values: Sequence[float]) -> float:
     endless = [v for v in values if not math.isfinite(v)]
     if endless:
         return sum(endless)

@@ -126,6 +126,9 @@ def _show(folder: DemoFolder, summary: LiveSummary, verification: Verification, 
     lines += [f"Ended early: {summary.message}"] if summary.message else []
     _say("", *lines, "")
     print_verification(str(folder.run), verification)
+    if summary.unwritten:
+        _say("", f"Not everything is on disk: {summary.unwritten}")
+        return
     _say("", f"Done in {seconds:.1f} s. The run is in {folder.run}. To try next:")
     for purpose, command in next_commands(folder):
         _say("", f"# {purpose}", command)

@@ -217,7 +217,7 @@ def test_started_tries_are_those_that_ended_by_disposition_and_the_lost_ones(rec
     outcomes = [*emitted("a"), Outcome(trace_id="b", disposition="error"), Outcome(trace_id="c", disposition="error")]
     done = commit(recorder, 0, [*outcomes, Outcome(trace_id="unknown", disposition="filtered")])
     assert done.step.counts == {"started": 5, "emitted": 1, "error": 2, "lost": 2}
-    assert [f.code for f in verify(open_run(recorder.paths.root)).findings] == ["lost"]
+    assert [f.code for f in verify(open_run(recorder.paths.root)).findings] == ["lost", "journal"]
 
 
 def test_tries_that_nobody_announced_still_count_as_started(recorder: Recorder) -> None:

@@ -70,7 +70,7 @@ def test_expected_sums_pass_or_fail_naming_each_group(rolltape: Run, tmp_path: P
 def test_findings_are_json_that_any_reader_takes_also_with_nan(rolltape: Run, tmp_path: Path) -> None:
     put_run(tmp_path)
     put_step(tmp_path, 0, [turn(id="a", reward=float("nan"))], fates={"a": "emitted"}, digest_converted=None)
-    (tmp_path / "e.toml").write_text("group_size = 2\n[group_reward_sum]\nok = inf\n")
+    (tmp_path / "e.toml").write_text("group_size = 2\n[group_reward_sum]\nok = 1e308\n")
     code, out, err = rolltape("verify", tmp_path, "--json", "--expect", tmp_path / "e.toml")
     report = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert (code, err) == (1, "")

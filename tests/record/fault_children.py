@@ -6,6 +6,7 @@ imported. A request is a line of JSON, {"start": function, "args": {…}} or {"w
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
@@ -15,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -103,13 +104,26 @@ def write_for_ever(root: str, writer: str, acks: str, seed: int, step: int, trac
         told.write(f"opened {recorder.attempt}\n")
         while True:
             names = [f"{writer}.{seed}.{step}.{i}" for i in range(traces)]
-            for i, name in enumerate(names):
-                recorder.started("train", step)
-                if recorder.add(lifelike(rng, name), at(step, group_index=i, rollout_index=0)):
-                    told.write(f"trace {name}\n")
+            recorder.started("train", step, len(names))
+            if seed % 2:
+                for i, name in enumerate(names):
+                    if recorder.add(lifelike(rng, name), at(step, group_index=i, rollout_index=0)):
+                        told.write(f"trace {name}\n")
+            else:
+                asyncio.run(_at_once(recorder, rng, step, names, told))
             commit(recorder, step, emitted(*names))
             told.write(f"step {step}\n")
             step += 1
+
+
+async def _at_once(recorder: Recorder, rng: random.Random, step: int, names: list[str], told: TextIO) -> None:
+    """Record traces on an event loop, all at the same time."""
+
+    async def one(i: int, name: str) -> None:
+        if await recorder.trace(lifelike(rng, name), at(step, group_index=i, rollout_index=0)):
+            told.write(f"trace {name}\n")
+
+    await asyncio.gather(*(one(i, name) for i, name in enumerate(names)))
 
 
 def hold(root: str, writer: str, told: str) -> None:

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from rolltape.record.journal import is_alive
@@ -108,6 +109,17 @@ def next_attempt(paths: RunPaths, start_step: int, settings: Mapping[str, Any], 
         if put_once(paths.attempt(number), seal(body)):
             return number
         number += 1
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages that decide what a recording holds, where they are installed."""
+    found = {}
+    for name in ("rolltape", "verifiers", "renderers", "transformers", "pyarrow"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 class Displaced(RolltapeError, OSError):

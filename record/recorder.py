@@ -22,14 +22,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
 import pyarrow as pa
 
-from rolltape.record.folder import Home, enter, joined_attempt, next_attempt, one_at_a_time
+from rolltape.record.folder import Home, enter, installed_versions, joined_attempt, next_attempt, one_at_a_time
 from rolltape.record.parts import chunks, counted, sound_outcome, sound_record, write_part
 from rolltape.record.recover import Recovered, outcome_record, settle
 from rolltape.record.resume import after_everything
@@ -47,7 +46,7 @@ from rolltape.schema.table import rows_to_table
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Committed", "NotRecorded", "Recorder", "StoreOptions", "folder_of", "installed_versions"]
+__all__ = ["Committed", "NotRecorded", "Recorder", "StoreOptions", "folder_of"]
 
 _LONGEST_PAUSE = 60.0
 _SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -497,14 +496,3 @@ def _place(key: StepKey) -> dict[str, Any]:
 def _id_of(trace: Any) -> str:
     """The id of a trace, whatever form it has."""
     return str(trace.get("id") if isinstance(trace, dict) else getattr(trace, "id", None))
-
-
-def installed_versions() -> dict[str, str]:
-    """Versions of the packages that decide what a recording holds, where they are installed."""
-    found = {}
-    for name in ("rolltape", "verifiers", "renderers", "transformers", "pyarrow"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

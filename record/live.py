@@ -90,11 +90,10 @@ class LiveSummary:
         status = self.recording
         if status is None or not (status.lost or status.pending_steps):
             return None
+        told = {"traces are lost": status.lost, "steps are not on disk": status.pending_steps}
+        counts = " and ".join(f"{count} {what}" for what, count in told.items() if count)
         why = f" ({status.error})" if status.error else ""
-        return (
-            f"{status.lost} traces are lost and {status.pending_steps} steps are not on disk{why}; "
-            f"`rolltape recover {self.run}` commits what is in the journal."
-        )
+        return f"{counts}{why}; `rolltape recover {self.run}` commits what the journal still holds."
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -203,15 +203,14 @@ def test_every_try_of_a_retried_rollout_is_recorded(bench: Bench, recorder: Reco
 
 
 def test_a_rollout_that_is_cancelled_is_recorded_as_far_as_it_came(bench: Bench, recorder: Recorder) -> None:
-    bench.slow(0.3)
-
     async def main() -> None:
         async with bench.serving() as (environment, tasks, context):
             tape = Tape(recorder, step=0)
-            running = asyncio.ensure_future(
-                tape.episode(environment.episode(tasks[0], context, n=4)).run(asyncio.Semaphore(3))
-            )
+            episode = tape.episode(environment.episode(tasks[0], context, n=32))
+            running = asyncio.ensure_future(episode.run(asyncio.Semaphore(1)))
             await until(lambda: recorder.rows("train", 0).num_rows >= 1)
+            bench.slow(600)
+            await until(lambda: bench.engine.waiting > 0)
             running.cancel()
             await tape.end({})
             assert isinstance((await asyncio.gather(running, return_exceptions=True))[0], asyncio.CancelledError)

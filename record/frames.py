@@ -5,7 +5,7 @@
     zstd     length of a JSON text (8), the JSON text, then the row's long texts, one after the other
 
 Token ids, log-probs and masks are not compressed, and text only quickly: a frame is written once and gone after the step.
-Level 1 over everything would take 25 instead of 8 ns a token, of 80 in all, for 7 instead of 11 bytes. What is null is left
+Level 1 over everything would take 25 instead of 3 ns a token, of 80 in all, for 7 instead of 12 bytes. What is null is left
 out, and takes its place again when the frame is read.
 """
 
@@ -32,7 +32,7 @@ HEAD = struct.Struct("<QI")
 HEAD_BYTES = len(MAGIC) + HEAD.size
 LARGEST = (1 << 32) - 1
 """Largest payload a frame may carry."""
-LEVEL = -5
+LEVEL = -20
 LONG = 64
 """Characters from which on a text stands beside the JSON: escaping it would cost more than the rest of the row."""
 

@@ -465,14 +465,14 @@ class Recorder:
         for pending in list(self._pending):
             if over <= 0:
                 return
-            if not pending.failed:
+            over -= self._store.memory(pending.key) if pending.failed else 0
+            if not pending.failed or not (lost := self._store.give_up(pending.key)):
                 continue
-            over -= self._store.memory(pending.key)
-            lost = self._store.give_up(pending.key)
-            if lost:
-                logger.error("step %d: %d traces are lost, for nothing could be written", pending.key[1], lost)
+            logger.error("step %d: %d traces are lost, for nothing could be written", pending.key[1], lost)
+            left = {entry.trace_id for entry in self._store.entries(pending.key)}
             with self._lock:
                 pending.given_up += lost
+                pending.outcomes = [o for o in pending.outcomes if o.trace_id in left]
 
     def close(self, seconds: float | None = None) -> RecorderStatus:
         """End the recorder, after what is queued and one more try of what failed; waits at most `seconds`.

@@ -44,9 +44,10 @@ from rolltape.schema.encoding import row_of
 from rolltape.schema.errors import BadInput, RunConflict
 from rolltape.schema.fields import TRACE
 from rolltape.schema.paths import RunPaths
+from rolltape.schema.table import rows_to_table
 
 QUICK = {"ack_seconds": 60.0, "commit_seconds": 60.0, "retry_seconds": 0.05, "fsync_seconds": 0.05}
-IMPATIENT = {"ack_seconds": 0.3, "commit_seconds": 0.5}
+IMPATIENT: dict[str, Any] = {"ack_seconds": 0.3, "commit_seconds": 0.5}
 """For disks that hang: what is waited for does not come."""
 
 
@@ -426,7 +427,12 @@ def test_nobody_waits_again_for_a_write_that_is_stuck(
     async def go() -> None:
         loop: Any = asyncio.get_running_loop()
         real = loop.call_later
-        loop.call_later = lambda delay, *rest, **more: (waits.append(delay), real(delay, *rest, **more))[1]
+
+        def call_later(delay: float, *rest: Any, **more: Any) -> Any:
+            waits.append(delay)
+            return real(delay, *rest, **more)
+
+        loop.call_later = call_later
         for i in range(50):
             assert not await recorder.trace(trace(f"b{i}"), at(0))
 
@@ -690,7 +696,7 @@ def test_a_journaled_row_that_does_not_read_back_is_lost_alone(tmp_path: Path) -
 def test_a_row_that_no_table_can_be_made_of_is_lost_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rolltape.record import parts
 
-    real = parts.rows_to_table
+    real = rows_to_table
 
     def picky(rows: list[Any]) -> Any:
         if any(r.values["trace_id"] == "b" for r in rows):

@@ -457,9 +457,10 @@ def test_without_locks_a_journal_begins_with_its_process(tmp_path: Path, monkeyp
     no_locks(monkeypatch)
     journal = Journal(tmp_path / "0.main.journal")
     assert is_alive(journal.path)
-    assert journal.empty
+    states = [journal.empty]
     journal.append(packed("a")[0])
-    assert not journal.empty
+    states.append(journal.empty)
+    assert states == [True, False]
     assert read_back(journal.path) == ["writer", "a"]
     journal.clear()
     assert read_back(journal.path) == ["writer"]

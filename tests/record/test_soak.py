@@ -23,7 +23,7 @@ from record_build import LONG, Record, at, checked, counts, emitted, lifelike, r
 from rolltape.record.recorder import Recorder, StoreOptions
 from rolltape.record.recover import recover
 from rolltape.replay import open_run
-from rolltape.schema import Context, Group, Outcome, Step
+from rolltape.schema import Context, Group, Outcome, Step, encoding
 from rolltape.schema.paths import folder_of
 
 
@@ -243,11 +243,11 @@ class _Counted:
 def test_large_traces_are_taken_apart_off_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rolltape.record import recorder as module
 
-    real, threads = module.row_of, []
+    threads: list[threading.Thread] = []
 
     def row_of(*args: Any) -> Any:
         threads.append(threading.current_thread())
-        return real(*args)
+        return encoding.row_of(*args)
 
     monkeypatch.setattr(module, "row_of", row_of)
     recorder = Recorder.open(tmp_path / "run")

@@ -288,22 +288,25 @@ class _Run:
     async def _groups(self, chosen: Sequence[tuple[int, Any]], place: StepPlace) -> list[GroupRun]:
         """Run groups until all have ended or the run is stopped; the groups in order, also those cut short."""
         seed, size = self.options.seed, self.options.rollouts
-        runs = {
-            asyncio.create_task(self.runner.run_group(task, run, place, seed + run.index * size)): run
-            for task, run in ((task, GroupRun(index)) for index, task in chosen)
-        }
+        runs: dict[asyncio.Task[None], GroupRun] = {}
         stopped = asyncio.create_task(self.stop.event.wait())
-        pending = set(runs)
         try:
+            for index, task in chosen:
+                run = GroupRun(index)
+                runs[asyncio.create_task(self.runner.run_group(task, run, place, seed + index * size))] = run
+                await asyncio.sleep(
+                    0
+                )  # a thousand rollouts begun in one turn of the event loop would hold it for 0.2 s
+            pending = set(runs)
             while pending and not self.stop.event.is_set():
                 done, _ = await asyncio.wait({*pending, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                for task in pending & done:
-                    self._judge(task, runs[task])
+                for ended in pending & done:
+                    self._judge(ended, runs[ended])
                 pending -= done
         finally:
             stopped.cancel()
-            for task in pending:
-                task.cancel()
+            for running in runs:
+                running.cancel()
             await asyncio.gather(*runs, return_exceptions=True)
         return list(runs.values())
 

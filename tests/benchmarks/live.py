@@ -12,7 +12,8 @@ episodes_per_second    of the recorded side of recording_cpu
 loop_stall_ms          longest time that the event loop is held while 16 traces of 8,000 tokens are recorded at once; the
                        median of the repeats. Time in which the operating system gave the thread no core is left out, and
                        told by `..._wall`
-concurrency_1000       a thousand episodes of 8 turns and 8,000 tokens at once: memory, speed, and the same of the loop
+concurrency_1000       a thousand episodes of 8 turns and 8,000 tokens at once: memory, speed, and how long the loop was held
+                       while they ran, and while their step was closed (converted, written, committed)
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ class Watch:
     """Seconds, less those in which the operating system gave the thread no core."""
     longest_wall: float = 0.0
     over_50_ms: int = 0
+    running: float = 0.0
+    """`longest` until the last episode had ended."""
     callbacks: list[tuple[float, float, str]] = field(default_factory=list)
     """(wall seconds, CPU seconds of the loop's thread, what) of those above 20 ms."""
 
@@ -115,6 +118,10 @@ class Watch:
         finally:
             asyncio.events.Handle._run = real  # type: ignore[method-assign]
             task.cancel()
+
+    def all_ended(self) -> None:
+        """No episode runs any more."""
+        self.running, self.longest = self.longest, 0.0
 
     async def _ticks(self) -> None:
         last, waited = time.perf_counter(), _waited()
@@ -196,8 +203,9 @@ class Clock:
         self.rss = 0
         self._steps = 0
 
-    def step_started(self, *_: Any) -> None:
+    def step_started(self, _split: str, _step: int, _steps: int, rollouts: int) -> None:
         gc.collect()
+        self._left = rollouts
         self.watch.on = True
         self._begin = time.perf_counter(), time.process_time()
         self.rss = self.rss or _resident()
@@ -209,7 +217,10 @@ class Clock:
         self._steps += 1
         self.watch.on = False
 
-    def trace(self, _: Any) -> None: ...
+    def trace(self, _: Any) -> None:
+        self._left -= 1
+        if not self._left:
+            self.watch.all_ended()
 
     def note(self, message: str) -> None:
         print(message, file=sys.stderr)
@@ -372,7 +383,8 @@ def concurrency(episodes_: int, callbacks: bool) -> dict[str, Any]:
         "episodes_per_second": episodes_ / step.seconds,
         "rss_start_mb": clock.rss / 1e6,
         "rss_peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
-        "loop_stall_ms": 1e3 * watch.longest,
+        "loop_stall_ms": 1e3 * watch.running,
+        "loop_stall_ms_closing": 1e3 * watch.longest,
         "loop_stall_ms_wall": 1e3 * watch.longest_wall,
         "stalls_over_50_ms": watch.over_50_ms,
         "not_durable": summary.recording.not_durable,

@@ -37,6 +37,7 @@ from rolltape.record import store as store_module
 from rolltape.record.journal import Journal, Record, pack_record, read_journal
 from rolltape.record.recorder import NotRecorded, Recorder, StoreOptions
 from rolltape.record.recover import recover
+from rolltape.record.worker import Worker
 from rolltape.replay import open_run
 from rolltape.replay.verify import verify
 from rolltape.schema import Context, Group, Outcome, RolltapeError, Step, decode
@@ -606,6 +607,19 @@ def test_the_background_tries_again_while_traces_keep_coming(tmp_path: Path, mon
 
     eventually(one_more)
     recorder.close()
+
+
+def test_what_is_to_be_done_from_time_to_time_is_done_while_jobs_keep_coming() -> None:
+    done = threading.Event()
+    worker = Worker("busy", done.set, 0.02)
+
+    def busy() -> bool:
+        for _ in range(20):
+            worker.submit(lambda: time.sleep(0.002))
+        return done.is_set()
+
+    eventually(busy)
+    assert worker.stop(60)
 
 
 def test_strict_raises_instead_of_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

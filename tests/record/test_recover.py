@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from record_build import (
     unsynced,
 )
 
+from rolltape.record.folder import one_at_a_time
 from rolltape.record.frames import HEAD_BYTES
 from rolltape.record.journal import Journal, Record, pack_record, read_journal
 from rolltape.record.recorder import Recorder
@@ -270,6 +272,16 @@ def test_a_second_recovery_at_the_same_time_waits_for_the_first(dead: Path, chil
     checked(dead)
 
 
+def test_a_recovery_waits_while_somebody_opens_the_run(dead: Path, children: Children) -> None:
+    """Else it could take a file for an orphan that a writer, which it has not seen, is about to commit."""
+    with one_at_a_time(RunPaths(dead)):
+        process = children.start("recover_once", root=str(dead))
+        time.sleep(0.2)
+        assert RunPaths(dead).journal(0, "gone").exists()
+    assert children.wait(process) == 0
+    assert not RunPaths(dead).journal(0, "gone").exists()
+
+
 def test_what_a_commit_holds_already_is_not_committed_again(dead: Path) -> None:
     recover(dead)
     journal = Journal(RunPaths(dead).journal(0, "gone"))
@@ -415,14 +427,18 @@ def test_a_commit_that_cannot_be_read_keeps_its_journal_and_nothing_else(dead: P
 
 
 def test_a_disk_that_is_full_keeps_the_journal_for_later(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RunPaths(dead).parquet(Part("train", 1, 0, "gone"))
+    file.write_bytes(b"PAR1 and half of something")
+
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr("rolltape.record.parts.write_parquet", full)
         result = recover(dead)
-        assert "cannot be settled now" in result.faults[0]
-        assert result.committed == []
+        assert any("cannot be settled now" in fault for fault in result.faults)
+        assert (result.committed, result.discarded) == ([], [])
+        assert file.exists(), "the journal explains it"
         Recorder.open(dead, resume=True, start_step=2).close()
     assert len(recover(dead).committed) == 1
     assert records_of(dead).keys() == {"x", "a"}

@@ -1,4 +1,4 @@
-"""The command line. Commands of the live side are loaded by name only when they are called."""
+"""The command line. Commands of other modules are loaded by name only when they are called."""
 
 from __future__ import annotations
 
@@ -15,48 +15,54 @@ from rolltape.replay.console import err, out, print_json, progress, table
 from rolltape.schema.errors import MissingExtra, RolltapeError
 from rolltape.schema.fields import RECORDS, ROW, SCHEMA_VERSION
 
-_LIVE = {
-    "demo": ("rolltape.record.demo.cli", "demo"),
-    "record": ("rolltape.record.cli", "record"),
-    "engine": ("rolltape.record.engine.cli", "engine"),
-    "recover": ("rolltape.record.recover_cli", "recover"),
-    "launch": ("rolltape.record.launch_cli", "launch_command"),
+_ELSEWHERE = {
+    "demo": ("rolltape.record.demo.cli", "demo", "live"),
+    "record": ("rolltape.record.cli", "record", "live"),
+    "engine": ("rolltape.record.engine.cli", "engine", "live"),
+    "recover": ("rolltape.record.recover_cli", "recover", "live"),
+    "launch": ("rolltape.record.launch_cli", "launch_command", "live"),
 }
-_ORDER = ("demo", "record", "launch", "engine", "import", "verify", "convert", "recover", "schema")
+"""Commands of other modules: module, function, and the extra that the module needs."""
+_ORDER = (
+    *("demo", "record", "launch", "engine", "import", "list", "stats", "show", "sql", "notebook", "verify", "diff"),
+    *("convert", "export", "rescore", "annotate", "recover", "compact", "prune", "schema"),
+)
 
 
 class _Commands(TyperGroup):
-    """The commands of this module, and those of the live side, loaded when they are needed."""
+    """The commands of this module, and those of others, loaded when they are needed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order people meet them."""
-        names = {*super().list_commands(ctx), *_LIVE}
+        names = {*super().list_commands(ctx), *_ELSEWHERE}
         return [n for n in _ORDER if n in names] + sorted(names - set(_ORDER))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A command by name."""
-        if cmd_name not in _LIVE:
+        if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
-        module, function = _LIVE[cmd_name]
+        module, function, extra = _ELSEWHERE[cmd_name]
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
         try:
             single.command(cmd_name)(getattr(importlib.import_module(module), function))
         except ImportError as error:
             anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-            single.command(cmd_name, help=_missing(cmd_name, error), context_settings=anything)(_stub(cmd_name, error))
+            single.command(cmd_name, help=_missing(cmd_name, extra, error), context_settings=anything)(
+                _stub(cmd_name, extra, error)
+            )
         command = typer.main.get_command(single)
         command.name = cmd_name
         return command
 
 
-def _missing(name: str, error: ImportError) -> str:
+def _missing(name: str, extra: str, error: ImportError) -> str:
     needs = getattr(error, "name", None) or str(error)
-    return f"`rolltape {name}` needs the extra 'live' ({needs} is missing): pip install 'rolltape[live]'."
+    return f"`rolltape {name}` needs the extra '{extra}' ({needs} is missing): pip install 'rolltape[{extra}]'."
 
 
-def _stub(name: str, error: ImportError) -> Any:
+def _stub(name: str, extra: str, error: ImportError) -> Any:
     def stub() -> None:
-        raise MissingExtra(_missing(name, error))
+        raise MissingExtra(_missing(name, extra, error))
 
     return stub
 

@@ -274,7 +274,7 @@ def test_reading_works_without_the_live_packages(tmp_path: Path) -> None:
 def test_a_command_that_cannot_be_loaded_takes_any_arguments_and_says_why(
     rolltape: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(cli._LIVE, "record", ("a_package_that_is_missing.cli", "record"))
+    monkeypatch.setitem(cli._ELSEWHERE, "record", ("a_package_that_is_missing.cli", "record", "live"))
     code, _, err = rolltape("record", "env.toml", "--run", "r", "--model=m", "-x")
     assert code == 2
     assert is_one_sentence(err)

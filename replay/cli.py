@@ -207,13 +207,13 @@ def convert_command(
     .pt (needs torch) is read by Miles with --load-debug-rollout-data; .jsonl and .parquet need nothing. Exit code: 0
     written, 2 refused.
     """
-    from rolltape.replay.export import export
     from rolltape.replay.run import open_run
+    from rolltape.replay.sample_files import write_samples
 
     opened = open_run(run)
     with progress("converting, files") as tell:
         number = itertools.count(1)
-        written = export(
+        written = write_samples(
             opened,
             to,
             steps=step or None,

@@ -19,9 +19,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from rolltape.replay.batches import Batch, Evaluated, batches, evaluated, read_part
 from rolltape.replay.branches import leaves, path_to
 from rolltape.replay.convert import SampleGroup
-from rolltape.replay.export import Batch, Evaluated, batches, evaluated, read_part
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.outcomes import read_outcomes
 from rolltape.replay.run import Run, open_run

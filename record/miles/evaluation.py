@@ -22,7 +22,7 @@ from rolltape.record.miles.parts import (
     recording_metrics,
 )
 from rolltape.record.recorder import Recorder
-from rolltape.replay.export import Evaluated, evaluated
+from rolltape.replay.batches import Evaluated, evaluated
 from rolltape.replay.miles import Conversations, count_metrics, evaluation_output, to_miles
 from rolltape.schema.records import Step
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from rolltape.record.engine import write_tokenizer
 from rolltape.replay.cli import app
-from rolltape.replay.export import export
 from rolltape.replay.run import open_run
+from rolltape.replay.sample_files import write_samples
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -62,7 +62,7 @@ def test_a_run_and_what_miles_dumped_of_it_pass(folder: Path) -> None:
 
 def test_pt_files_pass_as_well(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed, and .pt files need it: pip install torch")
-    export(open_run(folder / "run"), str(tmp_path / "{rollout_id}.pt"))
+    write_samples(open_run(folder / "run"), str(tmp_path / "{rollout_id}.pt"))
     assert e2e.verify(folder / "run", str(tmp_path / "{rollout_id}.pt"))["samples"] == 36
 
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rolltape.replay.batches import batches
 from rolltape.replay.expect import parse_expectations
-from rolltape.replay.export import batches
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.verify import verify as verify_run
 

@@ -1,4 +1,4 @@
-"""Recorded steps as the batches they were, one at a time, and as files: `rolltape convert`.
+"""Samples of recorded steps as files: `rolltape convert`, and `rolltape export --format samples`.
 
 `.pt` is what Miles reads with `--load-debug-rollout-data`; `.jsonl` and `.parquet` hold the same Samples for people
 without torch. Only one step is in memory at a time.
@@ -6,11 +6,9 @@ without torch. Only one step is in memory at a time.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,127 +16,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rolltape.replay.convert import SampleGroup, convert, convert_alone, flatten
-from rolltape.replay.digest import digest
+from rolltape.replay.batches import batches, evaluated, read_part
 from rolltape.replay.options import ConvertOptions
-from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.run import Run
 from rolltape.replay.sample import Sample
+from rolltape.replay.whole import whole_file
 from rolltape.schema.commits import Commit
-from rolltape.schema.errors import BadInput, CheckFailed, MissingExtra, RunConflict
-from rolltape.schema.records import Group, Step
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A recorded training step, converted again."""
-
-    step: Step
-    groups: list[SampleGroup]
-    """As handed to the trainer."""
-    table: pa.Table
-    """The rows it was made of."""
-
-    @property
-    def samples(self) -> list[Sample]:
-        """All Samples, in order."""
-        return [sample for group in self.groups for sample in flatten(group)]
-
-
-def batches(run: Run, step: int) -> list[Batch]:
-    """The batches of a training step, one for each writer that recorded it.
-
-    Raises BadInput where the step was not recorded, Damaged where its file is not what was committed, and CheckFailed where
-    its rows no longer convert to the Samples that trained.
-    """
-    return [_batch(run, commit) for commit in run.commits("train", step)]
-
-
-def _batch(run: Run, commit: Commit) -> Batch:
-    table, step = read_part(run, commit), commit.step
-    conversion = convert(table, commit.groups, ConvertOptions.from_dict(step.options))
-    outcomes = read_outcomes(table)
-    groups = finish(conversion.groups, outcomes, step) if outcomes else conversion.groups  # an import has none
-    for what, then, now in (
-        ("converted", step.digest_converted, conversion.groups),
-        ("handed over", step.digest_handed, groups),
-    ):
-        if then is not None and then != digest(now):
-            raise CheckFailed(
-                f"step {step.step}: its rows give other Samples than were {what} then; `rolltape verify {run.paths.root}` "
-                "names what differs."
-            )
-    return Batch(step, groups, table)
-
-
-def read_part(run: Run, commit: Commit) -> pa.Table:
-    """All rows of a committed part."""
-    tables = list(run.part_batches(commit))
-    return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
-
-
-# -- evaluations
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """One rollout of an evaluation."""
-
-    trace_id: str
-    reward: float | None
-    """None where it failed, or nothing was scored."""
-    failed: bool
-    truncated: bool
-    samples: list[Sample]
-    """Empty where nothing was sampled, or a check failed."""
-
-
-def evaluated(
-    table: pa.Table, groups: Iterable[Group], options: ConvertOptions, reward_key: str | None
-) -> list[Evaluated]:
-    """The rollouts of an evaluation: groups in order, rollouts in order; their Samples numbered from 0.
-
-    `reward_key` names one of the rewards, or `reward` for the total; None takes the total. Raises BadInput where a
-    rollout that did not fail has no such reward.
-    """
-    names = ("trace_id", "reward", "rewards", "error_types", "is_truncated")
-    rows = {r["trace_id"]: r for r in table.select(list(names)).to_pylist(maps_as_pydicts="strict")}
-    made, _ = convert_alone(table, options)
-    result, index = [], 0
-    for group in groups:
-        for trace in group.trace_ids:
-            row, samples = rows.get(trace, _LOST), made.get(trace, [])
-            first = index
-            for sample in samples:
-                sample.group_index, sample.index = group.group_index, index
-                sample.rollout_id = first if options.branch_policy == "siblings" else None
-                index += 1
-            failed = bool(row["error_types"])
-            reward = None if failed else _named_reward(row, reward_key)
-            result.append(Evaluated(trace, reward, failed, bool(row["is_truncated"]), samples))
-    return result
-
-
-_LOST: Mapping[str, Any] = {"error_types": ["lost"], "is_truncated": False}
-"""What is known of a rollout whose row is not there."""
-
-
-def _named_reward(row: Mapping[str, Any], key: str | None) -> float | None:
-    total: float | None = row["reward"]
-    named: dict[str, float | None] = {**(row["rewards"] or {}), "reward": total}
-    if key is None or key == "reward":
-        return total
-    if key not in named:
-        raise BadInput(f"trace {row['trace_id']}: no reward is named {key!r}; there are {sorted(named)}.")
-    return named[key]
-
-
-# -- files
+from rolltape.schema.errors import BadInput, MissingExtra, RunConflict
 
 
 @dataclass(frozen=True)
 class Written:
-    """One file of an export."""
+    """One file of Samples."""
 
     path: Path
     name: str
@@ -146,7 +35,7 @@ class Written:
     samples: int
 
 
-def export(
+def write_samples(
     run: Run,
     pattern: str,
     *,
@@ -236,14 +125,8 @@ def _writer(pattern: str) -> Write:
 
 def _written(write: Write, path: Path, name: str, samples: Iterator[Sample]) -> Written:
     """Write one file beside its place and put it there whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with whole_file(path) as part:
         count = write(part, name, samples)
-        os.replace(part, path)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
     return Written(path, name, count)
 
 

@@ -1,28 +1,73 @@
-"""How commands print: one console for results, one for everything else, JSON where it is asked for."""
+"""How commands print: one console for results, one for everything else, JSON where it is asked for.
+
+What a recorded trace says is foreign text: it may hold escape sequences that recolour a terminal, retitle it, or write over
+what stands there. No control character of it reaches the terminal through these consoles: each is shown as an escape.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
-out = Console(soft_wrap=False, width=None if sys.stdout.isatty() else 160)
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but for tab and newline
+    "\u2028\u2029\u202a-\u202e\u2066-\u2069"  # line separators; what turns the direction of the text around it
+    "\ud800-\udfff\U000e0000-\U000e007f]"  # halves of characters, which no output takes; invisible tags
+)
+
+
+def printable(text: str, *, one_line: bool = False) -> str:
+    r"""`text` with every character that could do something to a terminal shown as an escape, such as \x1b.
+
+    Newlines and tabs stay, or with `one_line` become \n and \t.
+    """
+    text = _UNPRINTABLE.sub(_escape, text)
+    return text.replace("\n", "\\n").replace("\t", "\\t") if one_line else text
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+class SafeConsole(Console):
+    """A rich Console through which no control character of a text gets: see `printable`. Emoji codes stay as they are."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"emoji": False, **options})
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """A string as rich text, measured as it will be printed."""
+        return super().render_str(printable(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Segments of anything that can be printed. Rich's own control codes are segments of another kind, and stay."""
+        for segment in super().render(renderable, options):
+            sound = segment.control or not _UNPRINTABLE.search(segment.text)
+            yield segment if sound else Segment(printable(segment.text), segment.style)
+
+
+out = SafeConsole(soft_wrap=False, width=None if sys.stdout.isatty() else 160)
 """Results, on standard output."""
-err = Console(stderr=True)
+err = SafeConsole(stderr=True)
 """Progress and errors, on standard error."""
 
 
 def print_json(value: Any) -> None:
     """Print `value` as JSON that every reader takes: NaN and infinities become text."""
-    sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str) + "\n")
+    text = json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str)
+    sys.stdout.write(_UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text) + "\n")
 
 
 def _finite(value: Any) -> Any:
@@ -33,14 +78,27 @@ def _finite(value: Any) -> Any:
     return [_finite(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()) -> Table:
-    """A table; columns named in `right` hold numbers. Cells are text, never markup."""
-    result = Table(title=escape(title), title_justify="left", show_edge=False, pad_edge=False)
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    right: Sequence[str] = (),
+    *,
+    cut: Sequence[str] = (),
+) -> Table:
+    """A table; columns named in `right` hold numbers, those in `cut` are cut where they do not fit, others are folded.
+
+    Cells are text, never markup; None is an empty cell.
+    """
+    result = Table(
+        title=Text(printable(title)) if title else None, title_justify="left", show_edge=False, pad_edge=False
+    )
     for i, column in enumerate(columns):
         justify: Literal["left", "right"] = "right" if column in right else "left"
-        result.add_column(escape(column), justify=justify, overflow="fold", no_wrap=i == 0)
+        overflow: Literal["ellipsis", "fold"] = "ellipsis" if column in cut else "fold"
+        result.add_column(Text(printable(column)), justify=justify, overflow=overflow, no_wrap=i == 0 or column in cut)
     for row in rows:
-        result.add_row(*("" if cell is None else escape(str(cell)) for cell in row))
+        result.add_row(*("" if c is None else c if isinstance(c, Text) else Text(printable(str(c))) for c in row))
     return result
 
 

@@ -1,0 +1,71 @@
+"""Printing: nothing that a recorded text holds may do anything to a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from rolltape.replay.console import SafeConsole, print_json, printable, table
+
+HOSTILE = "a\x1b[31mred\x1b]0;title\x07 \x9b2J \x08\r\u202eback\u2028 \ud800 \U000e0041 \x7fend"
+"""Colours, a window title, a cleared screen by an 8-bit code, a turned direction, half a character, an invisible tag."""
+RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u202e\ud800\U000e0041]")
+
+
+def printed(*things: object, colour: bool = False, **options: object) -> str:
+    file = io.StringIO()
+    console = SafeConsole(file=file, width=300, color_system="truecolor" if colour else None, force_terminal=colour)
+    console.print(*things, **options)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def test_control_characters_are_shown_as_escapes() -> None:
+    shown = printable(HOSTILE)
+    assert not RAW.search(shown)
+    assert shown.startswith(
+        "a\\x1b[31mred\\x1b]0;title\\x07 \\x9b2J \\x08\\x0d\\u202eback\\u2028 \\ud800 \\U000e0041 \\x7f"
+    )
+
+
+def test_ordinary_text_stays_as_it_is() -> None:
+    text = "two\tlines\n日本語 👩‍🚀 עברית :smile: [bold]\\x1b"
+    assert printable(text) == text
+    assert printable("a\nb\tc", one_line=True) == "a\\nb\\tc"
+    assert printed(text.splitlines()[1], markup=False) == text.splitlines()[1] + "\n"
+
+
+@pytest.mark.parametrize(
+    "thing", [HOSTILE, Text(HOSTILE), Text("x").append(HOSTILE), table(HOSTILE, [HOSTILE], [[HOSTILE]])]
+)
+def test_the_console_lets_no_control_character_through_whatever_is_printed(thing: object) -> None:
+    shown = printed(thing)
+    assert not RAW.search(shown)
+    assert "\\x1b[31mred" in shown
+
+
+def test_colours_of_our_own_stay() -> None:
+    assert "\x1b[31m" in printed("found", style="red", colour=True)
+    assert "\\x1b[31m" in printed("\x1b[31m", style="bold", highlight=False, colour=True)
+
+
+def test_cells_are_measured_as_they_are_printed() -> None:
+    lines = printed(table("", ["text", "n"], [["\x1b" * 3, 1], ["plain", 2]])).splitlines()
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_json_holds_the_text_and_no_raw_control_character(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({HOSTILE: [HOSTILE, float("nan")]})
+    text = capsys.readouterr().out
+    assert not RAW.search(text)
+    assert json.loads(text) == {HOSTILE: [HOSTILE, "nan"]}
+
+
+def test_a_console_of_rich_would_let_it_through() -> None:
+    file = io.StringIO()
+    Console(file=file).print("\x1b[31m", markup=False)
+    assert "\x1b" in file.getvalue()

@@ -5,12 +5,12 @@ import sys
 import time
 
 started = time.perf_counter()
-import rolltape.replay  # noqa: E402
 import rolltape.schema  # noqa: E402
+from rolltape.replay import *  # noqa: E402, F403
 
 seconds = time.perf_counter() - started
 live = [m for m in ("verifiers", "renderers", "transformers", "aiohttp", "torch", "pydantic") if m in sys.modules]
-print(f"imported in {seconds:.2f} s: {rolltape.schema.__name__}, {rolltape.replay.__name__}")
+print(f"imported in {seconds:.2f} s: {rolltape.schema.__name__}, rolltape.replay")
 if live:
     sys.exit(f"the core imports {live}")
 

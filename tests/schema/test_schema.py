@@ -197,6 +197,7 @@ HEAVY = (
 IMPORTS = """
 import sys
 import rolltape.schema, rolltape.replay
+from rolltape.replay import *
 rolltape.schema.decode(rolltape.schema.encode([{"id": "a", "info": {"x": 1}}]))
 print(*sorted({".".join(m.split(".")[:2]) if m.startswith("rolltape.") else m.split(".")[0] for m in sys.modules}))
 """

@@ -21,6 +21,7 @@ _ELSEWHERE = {
     "engine": ("rolltape.record.engine.cli", "engine", "live"),
     "recover": ("rolltape.record.recover_cli", "recover", "live"),
     "launch": ("rolltape.record.launch_cli", "launch_command", "live"),
+    "list": ("rolltape.replay.list_cli", "list_command", ""),
 }
 """Commands of other modules: module, function, and the extra that the module needs."""
 _ORDER = (

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from rich.box import HEAVY_HEAD, Box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
@@ -58,6 +59,9 @@ class SafeConsole(Console):
             yield segment if sound else Segment(printable(segment.text), segment.style)
 
 
+DENSE = Box("    \n    \n ─  \n    \n    \n    \n    \n    \n")
+"""A line below the head, and nothing between columns but two spaces."""
+
 out = SafeConsole(soft_wrap=False, width=None if sys.stdout.isatty() else 160)
 """Results, on standard output."""
 err = SafeConsole(stderr=True)
@@ -85,21 +89,36 @@ def table(
     right: Sequence[str] = (),
     *,
     cut: Sequence[str] = (),
+    fold: Sequence[str] = (),
+    dense: bool = False,
 ) -> Table:
-    """A table; columns named in `right` hold numbers, those in `cut` are cut where they do not fit, others are folded.
+    """A table; columns named in `right` hold numbers. Cells are text, never markup; None is an empty cell.
 
-    Cells are text, never markup; None is an empty cell.
+    Where it is too wide, texts are folded. With `cut` or `fold` only the columns named there give way, those of `cut` by
+    losing their ends. `dense`: without lines between columns.
     """
     result = Table(
-        title=Text(printable(title)) if title else None, title_justify="left", show_edge=False, pad_edge=False
+        title=Text(printable(title)) if title else None,
+        title_justify="left",
+        box=DENSE if dense else HEAVY_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0) if dense else (0, 1),
     )
     for i, column in enumerate(columns):
         justify: Literal["left", "right"] = "right" if column in right else "left"
-        overflow: Literal["ellipsis", "fold"] = "ellipsis" if column in cut else "fold"
-        result.add_column(Text(printable(column)), justify=justify, overflow=overflow, no_wrap=i == 0 or column in cut)
+        gives = column in (*cut, *fold)
+        fixed = not gives and (i == 0 or column in right or bool(cut or fold))
+        result.add_column(Text(printable(column)), justify=justify, overflow="fold", no_wrap=fixed)
     for row in rows:
-        result.add_row(*("" if c is None else c if isinstance(c, Text) else Text(printable(str(c))) for c in row))
+        result.add_row(*(_cell(value, column in cut) for value, column in zip(row, columns, strict=True)))
     return result
+
+
+def _cell(value: Any, cut: bool) -> Text:
+    if value is None or isinstance(value, Text):
+        return value or Text()
+    return Text(printable(str(value)), overflow="ellipsis" if cut else None, no_wrap=True if cut else None)
 
 
 @contextmanager

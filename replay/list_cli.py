@@ -1,0 +1,102 @@
+"""`rolltape list`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from rolltape.replay.console import out, print_json, progress, table
+from rolltape.replay.listing import Listed, Listing, list_runs
+from rolltape.replay.words import MISSING, count, decimal, end_of, moment, size
+
+_STYLES = {"complete": "green", "being written": "cyan", "needs recover": "yellow"}
+
+
+def list_command(
+    folder: Annotated[Path, typer.Argument(help="Folder to look in, also in those below it.")] = Path("."),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the runs below a folder, the newest first.
+
+    Only what run.json and the commits say is read, and no row. The reward is
+    the mean of the first and of the last step, over groups whose every rollout
+    was scored; traces and tokens are those of the newest attempt of each step.
+
+    A run is `complete`, `being written`, `damaged`, or it `needs recover`: its
+    writer died and left a journal.
+
+        rolltape list runs
+
+    Exit code: 0 listed, 2 no such folder.
+    """
+    with progress("reading, runs") as tell:
+        found = list_runs(folder, lambda n: tell(n))
+    if as_json:
+        print_json({"runs": [r.to_dict() for r in found.runs], "unreadable": found.unreadable})
+    else:
+        show(found, str(folder))
+
+
+def show(found: Listing, folder: str) -> None:
+    """Print a listing as a table, and what is wrong below it."""
+    if found.runs:
+        _table(found.runs)
+    else:
+        _say(f"No recorded run in {folder} or below; `rolltape demo` records one to look at.")
+    for run in found.runs:
+        if run.why:
+            _say(f"{run.name}: {run.why}")
+    for line in found.unreadable:
+        _say(f"not looked into: {line}")
+
+
+def _table(runs: Sequence[Listed]) -> None:
+    """One line a run. A model or taskset that all of them have is said once; a narrow terminal has no room for either."""
+    common = {name: value for name in _LONG if (value := _common(runs, name)) is not None}
+    narrow = [n for n in _LONG if n not in common] if out.width < _WIDE else []
+    left_out = {*common, *narrow, *(() if any(r.evaluations for r in runs) else ("evals",))}
+    names = [name for name in _COLUMNS if name not in left_out]
+    rows = [[_COLUMNS[name](run) for name in names] for run in runs]
+    if common:
+        _say(", ".join(f"{name} {value}" for name, value in common.items()) + "\n")
+    out.print(table("", names, rows, _RIGHT, cut=_LONG, fold=("run",), dense=True))
+    if narrow:
+        _say(f"\nThe {' and '.join(narrow)} of each run: in a wider terminal, or with --json.")
+
+
+def _common(runs: Sequence[Listed], name: str) -> str | None:
+    """The model or taskset that all of several runs have."""
+    values = {getattr(run, name) for run in runs} if name in ("model", "taskset") and len(runs) > 1 else set()
+    return str(values.pop()) if len(values) == 1 and None not in values else None
+
+
+def _reward(run: Listed) -> str:
+    first, last = (decimal(r, 2) for r in run.ends)
+    return f"{first}→{last}" if run.steps > 1 and first != MISSING else first
+
+
+_COLUMNS: dict[str, Callable[[Listed], object]] = {
+    "began": lambda run: moment(run.started_at),
+    "state": lambda run: Text(run.state, _STYLES.get(run.state, "red")),
+    "steps": lambda run: count(run.steps),
+    "evals": lambda run: count(run.evaluations),
+    "traces": lambda run: count(run.traces),
+    "tokens": lambda run: count(run.tokens),
+    "size": lambda run: size(run.bytes),
+    "reward": _reward,
+    "model": lambda run: end_of((run.model or MISSING).rsplit("/", 1)[-1], 16),
+    "taskset": lambda run: end_of((run.taskset or MISSING).rsplit("/", 1)[-1], 16),
+    "run": lambda run: run.name,
+}
+_RIGHT = ("steps", "evals", "traces", "tokens", "size", "reward")
+_LONG = ("model", "taskset")
+_WIDE = 100
+"""Columns of a terminal from which on there is room for what is long."""
+
+
+def _say(line: str) -> None:
+    out.print(line, markup=False, highlight=False, soft_wrap=True)

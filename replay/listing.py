@@ -1,0 +1,220 @@
+"""The runs below a folder, each summed up from its run.json and its commits alone: no row is read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rolltape.replay.run import Run, open_run
+from rolltape.schema.commits import Commit
+from rolltape.schema.errors import RolltapeError, RunNotFound, UnsupportedVersion
+from rolltape.schema.records import Group, exact_sum
+
+State = Literal["complete", "being written", "needs recover", "damaged", "newer version"]
+"""Everything that ended is committed; a writer is at work; one died and left a journal; bytes are wrong or gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """One run, counted over the newest attempt of each step; `bytes` is everything that is committed."""
+
+    path: Path
+    name: str
+    """The path below the folder that was searched."""
+    state: State
+    why: str | None = None
+    """What is damaged or left."""
+    run: str | None = None
+    model: str | None = None
+    taskset: str | None = None
+    started_at: float | None = None
+    committed_at: float | None = None
+    """Time of the last commit."""
+    steps: int = 0
+    evaluations: int = 0
+    traces: int = 0
+    tokens: int | None = 0
+    """None where a commit does not say."""
+    bytes: int = 0
+    rewards: Sequence[float | None] = field(default_factory=list)
+    """Mean reward of each training step, over the groups of which every reward was scored; None where there is none."""
+
+    @property
+    def ends(self) -> tuple[float | None, float | None]:
+        """The first and the last of `rewards` that are there."""
+        known = [r for r in self.rewards if r is not None]
+        return (known[0], known[-1]) if known else (None, None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        first, last = self.ends
+        rest = {k: v for k, v in self.__dict__.items() if k != "rewards"}
+        return {**rest, "path": str(self.path), "reward_first": first, "reward_last": last}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What was found below a folder."""
+
+    runs: list[Listed]
+    """The newest first."""
+    unreadable: list[str]
+    """Folders that could not be looked into, and why."""
+
+
+def list_runs(folder: str | Path = ".", told: Callable[[int], None] | None = None) -> Listing:
+    """Every run at or below `folder`, newest first. Raises RunNotFound where there is no such folder.
+
+    Folders with a leading dot are not searched, nor those below a run. `told` is called with the number of runs read.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        what = "is a file; expected a folder to look for runs in" if root.exists() else "does not exist"
+        raise RunNotFound(f"{root} {what}.")
+    unreadable: list[str] = []
+    runs = []
+    for path in _find(root, unreadable):
+        runs.append(look_at(path, "." if path == root else str(path.relative_to(root))))
+        if told is not None:
+            told(len(runs))
+    return Listing(sorted(runs, key=lambda r: (-(r.started_at or 0.0), r.name)), unreadable)
+
+
+def _find(root: Path, unreadable: list[str]) -> Iterator[Path]:
+    """Folders with a run.json. Links are followed, each folder once."""
+    seen: set[str] = set()
+
+    def cannot(error: OSError) -> None:
+        unreadable.append(f"{error.filename}: {error.strerror}")
+
+    for place, folders, files in os.walk(root, followlinks=True, onerror=cannot):
+        real = os.path.realpath(place)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        if "run.json" in files:
+            folders.clear()
+            yield Path(place)
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+
+
+def look_at(path: Path, name: str) -> Listed:
+    """The run at `path`; one that cannot be opened is `damaged`, with the reason."""
+    try:
+        run = open_run(path)
+        commits = run.all_commits
+    except UnsupportedVersion as error:
+        return Listed(path=path, name=name, state="newer version", why=str(error))
+    except (RolltapeError, OSError) as error:
+        return Listed(path=path, name=name, state="damaged", why=str(error))
+    parts = run.newest({c.part for c in commits} | {p for p, _ in run.broken})
+    newest = [c for c in commits if c.part in parts]
+    state, why = _state(run)
+    info = run.info
+    return Listed(
+        path=path,
+        name=name,
+        state=state,
+        why=why,
+        run=run.run_id,
+        model=_text(info.get("model")),
+        taskset=_text(info.get("taskset")),
+        started_at=_seconds(info.get("created_at")),
+        committed_at=max((c.written_at for c in commits if c.written_at is not None), default=None),
+        steps=len({p.step for p in parts if p.split == "train"}),
+        evaluations=len({(p.split, p.step) for p in parts if p.split != "train"}),
+        traces=sum(c.file.rows for c in newest),
+        tokens=_tokens(newest),
+        bytes=sum(c.file.bytes for c in commits),
+        rewards=_rewards(newest),
+    )
+
+
+def _tokens(commits: Sequence[Commit]) -> int | None:
+    told = [c.sums.get("tokens") for c in commits]
+    return sum(n for n in told if n is not None) if None not in told else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _seconds(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _state(run: Run) -> tuple[State, str | None]:
+    """How the run stands, and what there is to say about it."""
+    faults = [str(error) for _, error in run.broken] + list(_missing(run))
+    if faults:
+        more = f" ({len(faults) - 1} more files)" if len(faults) > 1 else ""
+        return "damaged", faults[0] + more
+    journals = sorted(run.paths.journals.glob("*.journal"))
+    if any(is_locked(j) for j in journals):
+        return "being written", None
+    left = [j for j in journals if _bytes(j)]
+    if left:
+        return (
+            "needs recover",
+            f"{left[0]} holds what is not committed; `rolltape recover {run.paths.root}` commits it.",
+        )
+    return "complete", None
+
+
+def _missing(run: Run) -> Iterator[str]:
+    for commit in run.all_commits:
+        path = run.paths.parquet(commit.part)
+        found = _bytes(path)
+        if found != commit.file.bytes:
+            what = "is missing" if found is None else f"has {found:,} bytes"
+            yield f"{path} {what}, but {commit.file.bytes:,} were committed; restore it from a copy."
+
+
+def _bytes(path: Path) -> int | None:
+    with suppress(OSError):
+        return path.stat().st_size
+    return None
+
+
+def is_locked(journal: Path) -> bool:
+    """Whether a writer holds its journal: it locks the file for as long as it lives.
+
+    Also False where there are no locks.
+    """
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        with journal.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _rewards(commits: Sequence[Commit]) -> list[float | None]:
+    steps: defaultdict[int, list[Group]] = defaultdict(list)
+    for commit in commits:
+        if commit.part.split == "train":
+            steps[commit.part.step] += commit.groups
+    return [mean_reward(groups) for _, groups in sorted(steps.items())]
+
+
+def mean_reward(groups: Sequence[Group]) -> float | None:
+    """Mean reward of the traces of `groups`, by the sums in their records.
+
+    A group with a reward that some of its traces lack is left out, as it has no sum of it. None where no group is left.
+    """
+    scored = [g for g in groups if g.rewards and g.trace_ids and all(r.sum is not None for r in g.rewards.values())]
+    traces = sum(len(g.trace_ids) for g in scored)
+    return exact_sum([r.sum or 0.0 for g in scored for r in g.rewards.values()]) / traces if traces else None

@@ -1,0 +1,250 @@
+"""`rolltape list`: the runs below a folder, from their commits alone."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from replay_build import TRACES, put_attempt, put_run, put_step, reply, said, trace, turn
+
+from rolltape.replay import cli
+from rolltape.replay.importer import import_file
+from rolltape.replay.listing import list_runs
+from rolltape.schema.errors import RunNotFound
+from rolltape.schema.paths import Part, RunPaths
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def rolltape(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call the command line; exit code, standard output and standard error."""
+
+    def run(*words: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rolltape", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def two_rewards(id: str, a: float | None, b: float | None, **changes: Any) -> dict[str, Any]:
+    rewards = {"a": a, "b": b}
+    return turn(id=id, **{"rewards": rewards, **changes})
+
+
+def test_a_run_is_summed_up_from_its_commits_and_no_row_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = put_run(tmp_path / "runs" / "first", model="Qwen/Qwen3-0.6B", taskset="reverse-text-v1", created_at=1000.0)
+    put_step(root, 0, [two_rewards("t0", 1.0, 0.5), two_rewards("t1", 0.0, 0.25)])
+    put_step(root, 1, [two_rewards("t2", 1.0, 0.5, idx=1), two_rewards("t3", 1.0, 0.5, idx=1)])
+    put_step(root, 1, [turn(id="e0")], split="eval")
+    monkeypatch.setattr(pq, "ParquetFile", lambda *_, **__: pytest.fail("a Parquet file was opened"))
+    [run] = list_runs(tmp_path).runs
+    assert (run.name, run.state, run.why) == ("runs/first", "complete", None)
+    assert (run.model, run.taskset, run.run) == ("Qwen/Qwen3-0.6B", "reverse-text-v1", "r1")
+    assert (run.steps, run.evaluations, run.traces) == (2, 1, 5)
+    assert run.rewards == [(1.0 + 0.5 + 0.25) / 2, 1.5]
+    assert run.bytes == sum(p.stat().st_size for p in root.rglob("*.parquet"))
+    assert (run.started_at, run.committed_at) == (1000.0, 2.0)
+
+
+def test_only_the_newest_attempt_counts_but_all_of_it_takes_space(tmp_path: Path) -> None:
+    put_run(tmp_path)
+    for step in range(3):
+        put_step(tmp_path, step, [turn(id=f"old{step}", reward=0.0)])
+    put_attempt(tmp_path, 1, start_step=1)
+    put_step(tmp_path, 1, [turn(id="new", reward=1.0)], attempt=1)
+    [run] = list_runs(tmp_path).runs
+    assert (run.name, run.steps, run.traces, run.rewards) == (".", 2, 2, [0.0, 1.0])
+    assert run.bytes == sum(p.stat().st_size for p in tmp_path.rglob("*.parquet"))
+
+
+def test_groups_that_were_not_scored_whole_do_not_count_as_zero(tmp_path: Path) -> None:
+    put_run(tmp_path)
+    sound = [two_rewards("t0", 1.0, 1.0), two_rewards("t1", 1.0, 0.0)]
+    partly = [two_rewards("t2", 1.0, 1.0, idx=1), two_rewards("t3", 1.0, None, idx=1)]
+    put_step(tmp_path, 0, sound + partly)
+    put_step(tmp_path, 1, [two_rewards("t4", None, None)])
+    [run] = list_runs(tmp_path).runs
+    assert run.rewards == [1.5, None]
+    assert run.ends == (1.5, 1.5)
+
+
+def test_tokens_are_those_the_commits_count(tmp_path: Path) -> None:
+    done = import_file(TRACES / "0.2.0" / "group_rewards.jsonl", tmp_path / "run")
+    put_run(tmp_path / "other")
+    put_step(tmp_path / "other", 0, [turn()])
+    tokens = {r.name: r.tokens for r in list_runs(tmp_path).runs}
+    assert tokens == {"run": done.tokens, "other": None}
+
+
+def test_the_newest_run_comes_first_and_each_folder_once(tmp_path: Path) -> None:
+    put_run(tmp_path / "old", created_at=1.0)
+    put_run(tmp_path / "new", created_at=2.0)
+    put_run(tmp_path / ".hidden" / "run", created_at=3.0)
+    put_run(tmp_path / "old" / "below", created_at=3.0)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "zlatest").symlink_to(tmp_path / "new")
+    assert [r.name for r in list_runs(tmp_path).runs] == ["new", "old"]
+
+
+# -- states
+
+
+def test_a_journal_that_somebody_holds_is_being_written_and_one_that_nobody_holds_needs_recover(tmp_path: Path) -> None:
+    journal = RunPaths(put_run(tmp_path)).journal(0, "main")
+    journal.parent.mkdir()
+    journal.write_bytes(b"x")
+    with journal.open("rb+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert list_runs(tmp_path).runs[0].state == "being written"
+    [run] = list_runs(tmp_path).runs
+    assert run.state == "needs recover"
+    assert run.why is not None
+    assert f"rolltape recover {tmp_path}" in run.why
+    journal.write_bytes(b"")
+    assert list_runs(tmp_path).runs[0].state == "complete"
+
+
+def test_looking_at_a_journal_does_not_let_go_of_its_writers_lock(tmp_path: Path) -> None:
+    journal = RunPaths(put_run(tmp_path)).journal(0, "main")
+    journal.parent.mkdir()
+    with journal.open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert [list_runs(tmp_path).runs[0].state for _ in range(2)] == ["being written"] * 2
+
+
+def damage(root: Path, how: str) -> str:
+    """Damage a run of two steps; what must be named."""
+    paths, part = RunPaths(root), Part("train", 1, 0, "main")
+    if how == "commit":
+        paths.commit(part).write_bytes(paths.commit(part).read_bytes()[:-9])
+        return str(paths.commit(part))
+    if how == "cut":
+        os.truncate(paths.parquet(part), 100)
+        return f"{paths.parquet(part)} has 100 bytes"
+    if how == "missing":
+        paths.parquet(part).unlink()
+        return f"{paths.parquet(part)} is missing"
+    paths.run.write_text("{")
+    return str(paths.run)
+
+
+@pytest.mark.parametrize("how", ["commit", "cut", "missing", "run.json"])
+def test_a_damaged_run_is_listed_with_what_is_damaged(tmp_path: Path, rolltape: Run, how: str) -> None:
+    put_run(tmp_path / "bad")
+    put_step(tmp_path / "bad", 0, [turn(id="a")])
+    put_step(tmp_path / "bad", 1, [turn(id="b")])
+    put_run(tmp_path / "good")
+    named = damage(tmp_path / "bad", how)
+    states = {r.name: r.state for r in list_runs(tmp_path).runs}
+    assert states == {"bad": "damaged", "good": "complete"}
+    code, out, _ = rolltape("list", tmp_path)
+    assert code == 0
+    assert f"bad: {named}" in out
+
+
+def test_a_run_of_a_newer_version_is_said_to_be_one(tmp_path: Path) -> None:
+    put_run(tmp_path, schema="2.0")
+    [run] = list_runs(tmp_path).runs
+    assert run.state == "newer version"
+    assert "install a newer rolltape" in str(run.why)
+
+
+# -- the command
+
+
+def test_the_table_fits_a_hundred_columns(tmp_path: Path, rolltape: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = put_run(tmp_path / "first", model="some-organisation/a-model-of-some-name", taskset="a.package.name")
+    put_step(root, 0, [turn()])
+    put_step(root, 0, [turn(id="u")], split="eval")
+    monkeypatch.setattr("rolltape.replay.console.out._width", 100)
+    _, out, _ = rolltape("list", tmp_path)
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[0].split() == [
+        "began",
+        "state",
+        "steps",
+        "evals",
+        "traces",
+        "tokens",
+        "size",
+        "reward",
+        "model",
+        "taskset",
+        "run",
+    ]
+    assert all(word in lines[2] for word in ("complete", "1.00", " kB", "first", "…"))
+    monkeypatch.setattr("rolltape.replay.console.out._width", 80)
+    _, out, _ = rolltape("list", tmp_path)
+    assert max(map(len, out.splitlines()[:-1])) <= 80
+    assert out.endswith("The model and taskset of each run: in a wider terminal, or with --json.\n")
+
+
+def test_what_all_runs_share_is_said_once(tmp_path: Path, rolltape: Run) -> None:
+    put_run(tmp_path / "a", model="m", taskset="x")
+    put_run(tmp_path / "b", model="m", taskset="y")
+    _, out, _ = rolltape("list", tmp_path)
+    lines = out.splitlines()
+    assert lines[0] == "model m"
+    assert lines[2].split()[-2:] == ["taskset", "run"]
+
+
+def test_json_holds_every_run(tmp_path: Path, rolltape: Run) -> None:
+    put_step(put_run(tmp_path / "one"), 0, [turn(reward=0.5)])
+    code, out, _ = rolltape("list", tmp_path, "--json")
+    [run] = json.loads(out)["runs"]
+    assert code == 0
+    assert (run["path"], run["reward_first"], run["reward_last"]) == (str(tmp_path / "one"), 0.5, 0.5)
+
+
+def test_an_empty_folder_and_a_missing_one_say_so(tmp_path: Path, rolltape: Run) -> None:
+    code, out, _ = rolltape("list", tmp_path)
+    assert (code, out) == (
+        0,
+        f"No recorded run in {tmp_path} or below; `rolltape demo` records one to look at.\n",
+    )
+    code, _, err = rolltape("list", tmp_path / "nothing")
+    assert (code, err) == (2, f"Error: {tmp_path / 'nothing'} does not exist.\n")
+    (tmp_path / "file").touch()
+    with pytest.raises(RunNotFound, match="is a file"):
+        list_runs(tmp_path / "file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    [line] = list_runs(tmp_path).unreadable
+    assert "closed: Permission denied" in line
+
+
+def test_a_name_with_control_characters_is_printed_as_escapes(tmp_path: Path) -> None:
+    put_run(tmp_path / "a\x1b[31mrun", model="m\x1b]0;x\x07")
+    words = [sys.executable, "-m", "rolltape.replay.cli", "list", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "\x1b" not in done.stdout
+    assert "\\x1b[31mrun" in done.stdout
+
+
+def test_a_reward_that_is_no_number_is_shown_as_such(tmp_path: Path, rolltape: Run) -> None:
+    put_run(tmp_path)
+    record = trace(said(None, [1, 2]), reply(0, [3], [4]), id="n", rewards={"ok": float("nan")})
+    put_step(tmp_path, 0, [record], fates={"n": "failed_check"})
+    _, out, _ = rolltape("list", tmp_path)
+    assert "nan" in out

@@ -16,17 +16,19 @@ from rolltape.schema.errors import MissingExtra, RolltapeError
 from rolltape.schema.fields import RECORDS, ROW, SCHEMA_VERSION
 
 _ELSEWHERE = {
+    "export": ("rolltape.replay.export_cli", "export", ""),
     "demo": ("rolltape.record.demo.cli", "demo", "live"),
     "record": ("rolltape.record.cli", "record", "live"),
     "engine": ("rolltape.record.engine.cli", "engine", "live"),
     "recover": ("rolltape.record.recover_cli", "recover", "live"),
     "launch": ("rolltape.record.launch_cli", "launch_command", "live"),
+    "approve": ("rolltape.replay.approve_cli", "approve_command", ""),
     "list": ("rolltape.replay.list_cli", "list_command", ""),
 }
 """Commands of other modules: module, function, and the extra that the module needs."""
 _ORDER = (
-    *("demo", "record", "launch", "engine", "import", "list", "stats", "show", "sql", "notebook", "verify", "diff"),
-    *("convert", "export", "rescore", "annotate", "recover", "compact", "prune", "schema"),
+    *("demo", "record", "launch", "engine", "import", "list", "stats", "show", "sql", "notebook", "verify", "approve"),
+    *("diff", "convert", "export", "rescore", "annotate", "recover", "compact", "prune", "schema"),
 )
 
 

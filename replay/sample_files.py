@@ -20,9 +20,9 @@ from rolltape.replay.batches import batches, evaluated, read_part
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.run import Run
 from rolltape.replay.sample import Sample
-from rolltape.replay.whole import whole_file
+from rolltape.replay.whole import check_targets, whole_file
 from rolltape.schema.commits import Commit
-from rolltape.schema.errors import BadInput, MissingExtra, RunConflict
+from rolltape.schema.errors import BadInput, MissingExtra
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,7 @@ def _paths(run: Run, pattern: str, names: Sequence[str], overwrite: bool) -> dic
             "write {rollout_id} into the name, or choose one step."
         )
     paths = {name: Path(pattern.format(rollout_id=name)) for name in names}
-    inside = [p for p in paths.values() if p.resolve().is_relative_to(run.paths.root.resolve())]
-    if inside:
-        raise BadInput(f"{inside[0]} lies inside the run; nothing but recordings belongs there. Choose another folder.")
-    there = [path for path in paths.values() if path.exists()]
-    if there and not overwrite:
-        raise RunConflict(f"{there[0]} exists; choose another name, or set --overwrite.")
+    check_targets(run, paths.values(), overwrite)
     return paths
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rolltape.replay.run import Run
+from rolltape.schema.errors import BadInput, RunConflict
 from rolltape.schema.parquet import sync_folder
 
 
@@ -29,3 +31,15 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def check_targets(run: Run, paths: Iterable[Path], overwrite: bool) -> None:
+    """Refuse files that must not be written: BadInput inside the run, RunConflict where one exists, without `overwrite`."""
+    for path in paths:
+        root = run.paths.root
+        if isinstance(root, Path) and path.resolve().is_relative_to(root.resolve()):
+            raise BadInput(f"{path} lies inside the run; nothing but recordings belongs there. Choose another folder.")
+        if path.is_dir():
+            raise BadInput(f"{path} is a folder; name the file to write.")
+        if path.exists() and not overwrite:
+            raise RunConflict(f"{path} exists; choose another name, or set --overwrite.")

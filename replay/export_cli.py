@@ -1,0 +1,85 @@
+"""`rolltape export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rolltape.replay.console import out, print_json, progress
+from rolltape.replay.export import Exported, ExportedFile, Format, chosen_commits
+from rolltape.replay.export_hf import write_hf
+from rolltape.replay.export_verifiers import write_verifiers
+from rolltape.replay.run import Run, open_run
+from rolltape.replay.sample_files import write_samples
+from rolltape.schema.errors import BadInput
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    form: Annotated[Format, typer.Option("--format", help="What to write.", show_default=False)],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--out",
+            help="File to write; its ending must fit the format. `{release}` (verifiers) or `{rollout_id}` (samples) in its "
+            "name makes a file each.",
+            show_default=False,
+        ),
+    ],
+    step: Annotated[list[int] | None, typer.Option(help="Only this step; repeatable.", show_default=False)] = None,
+    split: Annotated[
+        list[str] | None, typer.Option(help="Only this split; repeatable. Default: train.", show_default=False)
+    ] = None,
+    evaluations: Annotated[bool, typer.Option("--eval", help="Also the evaluations.", show_default=False)] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Write what a run holds in other people's forms. Every try of the newest attempts is written, also failed ones.
+
+    [bold]verifiers[/bold]: traces.jsonl as the Verifiers release writes it that made the traces, for its reader and `replay`.
+    .jsonl, .jsonl.gz, .jsonl.zst.
+
+    [bold]hf[/bold]: a Parquet file of conversations for Hugging Face datasets: messages, reward, task, tools, a row a branch.
+
+    [bold]samples[/bold]: training Samples, as `rolltape convert` writes them: .jsonl, .parquet, .pt.
+
+    Examples:
+
+        rolltape export demo-run --format verifiers --out exported/traces.jsonl
+        rolltape export demo-run --format hf --out conversations.parquet --step 0 --step 1
+
+    Exit code: 0 written, 2 refused.
+    """
+    opened = open_run(run)
+    with progress("exporting") as tell:
+        if form == "samples":
+            result = _samples(opened, to, step, split, evaluations, overwrite)
+        else:
+            commits = chosen_commits(opened, split or (), step, evaluations)
+            if form == "hf":
+                result = write_hf(opened, commits, Path(to), overwrite=overwrite, told=tell)
+            else:
+                result = write_verifiers(opened, commits, to, overwrite=overwrite, told=tell)
+    if as_json:
+        print_json({"path": str(run), "run": opened.run_id, "format": form, **result.to_dict()})
+        return
+    unit = {"verifiers": "lines", "hf": "conversations", "samples": "samples"}[form]
+    for file in result.files:
+        what = f"{file.lines:,} {unit}" + ("" if form == "samples" else f" of {file.traces:,} traces")
+        out.print(f"{file.path}: {what}", markup=False, highlight=False, soft_wrap=True)
+    for path in result.configs:
+        out.print(f"{path}: the environment, for `replay`", markup=False, highlight=False, soft_wrap=True)
+    for sentence, count in result.notes.items():
+        out.print(f"{count:,} traces: {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _samples(
+    run: Run, pattern: str, steps: list[int] | None, splits: list[str] | None, evaluations: bool, overwrite: bool
+) -> Exported:
+    other = [s for s in splits or () if s != "train"]
+    if other:
+        raise BadInput(f"--split {other[0]}: Samples are those of training; --eval adds the evaluations' to them.")
+    files = write_samples(run, pattern, steps=steps or None, evaluations=evaluations, overwrite=overwrite)
+    return Exported([ExportedFile(f.path, f.samples, f.samples) for f in files])

@@ -1,0 +1,240 @@
+"""Exported lines are the records as they were, and Verifiers' own reader and `replay` take them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from replay_build import SCENARIOS, TRACES, Record, by_task, put_part, put_run, put_step, recorded, turn
+
+from rolltape.replay import open_run
+from rolltape.replay.export import Exported, chosen_commits
+from rolltape.replay.export_config import toml, write_config
+from rolltape.replay.export_verifiers import (
+    ARRAYS,
+    PROMPT,
+    UNSCORED,
+    _pieces,
+    write_verifiers,
+    writes_episodes,
+)
+from rolltape.replay.importer import import_file
+from rolltape.schema import ROW, Context, Step, decode, encode
+from rolltape.schema.errors import BadInput
+from rolltape.schema.parquet import put_once
+from rolltape.schema.paths import Part, RunPaths
+from rolltape.schema.sealed import seal
+
+
+def put(root: Path, records: list[Record], version: str | None = None) -> Path:
+    """A run of `records` as one step."""
+    put_run(root)
+    table = encode(records, [Context(run="r1", verifiers_version=version)] * len(records))
+    put_part(root, Part("train", 0, 0, "main"), table, by_task(records), [], Step())
+    return root
+
+
+def export(root: Path, out: Path | str, **options: Any) -> Exported:
+    run = open_run(root)
+    return write_verifiers(run, chosen_commits(run), str(out), **options)
+
+
+def lines(path: Path) -> list[Record]:
+    with path.open("rb") as file:
+        return [json.loads(line) for line in file]
+
+
+def read_by_verifiers(folder: Path) -> list[Any]:
+    from verifiers.v1.cli.output import read_traces
+    from verifiers.v1.trace import WireTrace
+
+    return list(read_traces(folder, WireTrace))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_line_is_the_record_as_it_was_and_verifiers_reads_it(scenario: str, tmp_path: Path) -> None:
+    records = recorded(scenario)
+    done = export(put(tmp_path / "run", records, "0.2.0"), tmp_path / "out" / "traces.jsonl")
+    found = lines(tmp_path / "out" / "traces.jsonl")
+    assert json.dumps(found) == json.dumps(records)  # key order, NaN and floats included
+    assert done.notes == {}
+    traces = read_by_verifiers(tmp_path / "out")
+    assert json.dumps([t.to_record() for t in traces]) == json.dumps(records)
+
+
+@pytest.mark.parametrize("release", ["0.2.1", "0.3.0", "0.4.0"])
+@pytest.mark.parametrize("scenario", ["single_turn", "multi_branch"])
+def test_later_releases_keep_their_record_inside_their_kind_of_line(
+    release: str, scenario: str, tmp_path: Path
+) -> None:
+    records = [t for line in recorded(scenario, release) for t in line.get("traces", [line])]
+    export(put(tmp_path / "run", records), tmp_path / "x.jsonl")
+    found = lines(tmp_path / "x.jsonl")
+    assert [("traces" in line) for line in found] == [release != "0.2.1"] * len(records)
+    assert json.dumps([t for line in found for t in line.get("traces", [line])]) == json.dumps(records)
+
+
+@pytest.mark.parametrize(
+    ("release", "episodes"),
+    [("0.2.0", False), ("0.2.1.dev3", False), ("0.1.14", False), ("0.3.0", True), ("0.10.0", True), ("1.0", True)],
+)
+def test_episodes_begin_with_release_0_3(release: str, episodes: bool) -> None:
+    assert writes_episodes(release) is episodes
+
+
+def test_import_of_an_export_is_the_identity_on_rows(tmp_path: Path) -> None:
+    for scenario in SCENARIOS:
+        import_file(TRACES / "0.2.0" / f"{scenario}.jsonl", tmp_path / scenario / "a")
+        export(tmp_path / scenario / "a", tmp_path / scenario / "x.jsonl")
+        import_file(tmp_path / scenario / "x.jsonl", tmp_path / scenario / "b")
+        a, b = (open_run(tmp_path / scenario / name).table() for name in "ab")
+        columns = [name for name in ROW.arrow.names if name != "run"]
+        assert a.num_rows == len(recorded(scenario))
+        for name in columns:  # text of the values: NaN equals NaN
+            assert str(a.column(name).to_pylist()) == str(b.column(name).to_pylist()), name
+
+
+# -- what Verifiers' reader refuses though its writer wrote it
+
+
+@pytest.mark.parametrize("scenario", ["multi_turn_user_sim", "errors", "single_turn", "tools"])
+def test_what_verifiers_wrote_and_cannot_read_again_is_made_readable(scenario: str, tmp_path: Path) -> None:
+    import_file(TRACES / "0.2.0" / "written_by_verifiers" / f"{scenario}.jsonl", tmp_path / "run")
+    done = export(tmp_path / "run", tmp_path / "out" / "traces.jsonl")
+    assert done.notes == {"multi_turn_user_sim": {PROMPT: 4}, "errors": {UNSCORED: 1}}.get(scenario, {})
+    traces = read_by_verifiers(tmp_path / "out")
+    assert {t.id for t in traces} == {r["id"] for r in recorded(scenario)}
+    if scenario == "multi_turn_user_sim":
+        assert [t.task.data.prompt for t in traces] == [None] * 4
+
+
+def test_a_null_reward_is_left_out_and_never_becomes_zero(tmp_path: Path) -> None:
+    record = turn(id="a", rewards={"good": 1.0, "none": None}, metrics={"m": None})
+    done = export(put(tmp_path / "run", [record]), tmp_path / "traces.jsonl")
+    [line] = lines(tmp_path / "traces.jsonl")
+    assert (line["rewards"], line["metrics"], done.notes) == ({"good": 1.0}, {}, {UNSCORED: 1})
+    assert read_by_verifiers(tmp_path)[0].rewards == {"good": 1.0}
+
+
+def test_raw_arrays_are_left_out_and_counted(tmp_path: Path) -> None:
+    record = turn(id="a")
+    record["nodes"][1]["routed_experts"] = {"__nd__": True, "data": b"\x00\xff", "shape": [2], "dtype": "uint8"}
+    done = export(put(tmp_path / "run", [record, turn(id="b")]), tmp_path / "traces.jsonl")
+    assert done.notes == {ARRAYS: 1}
+    assert [line["id"] for line in lines(tmp_path / "traces.jsonl")] == ["a", "b"]
+    assert "routed_experts" not in lines(tmp_path / "traces.jsonl")[0]["nodes"][1]
+    assert len(read_by_verifiers(tmp_path)) == 2
+
+
+def test_lines_are_ascii_so_that_no_reader_breaks_them(tmp_path: Path) -> None:
+    text = "a\u2028b\u0085c \ud800 \U0001f916"
+    record = turn(id="a", data={"name": text})
+    export(put(tmp_path / "run", [record]), tmp_path / "x.jsonl")
+    data = (tmp_path / "x.jsonl").read_bytes()
+    assert data.isascii()
+    assert data.count(b"\n") == 1
+    assert json.loads(data)["task"]["data"]["name"] == text
+
+
+# -- several releases, compression, memory
+
+
+def test_a_mix_of_releases_is_refused_or_goes_to_a_file_each(tmp_path: Path) -> None:
+    old = [turn(id="a"), turn(id="b")]
+    new = [t for line in recorded("single_turn", "0.4.0") for t in line["traces"]]
+    root = put(tmp_path / "run", [old[0], *new, old[1]])
+    with pytest.raises(BadInput, match=r"several Verifiers releases \(2 of 0\.2\.0, 4 of 0\.4\.0\).*\{release\}"):
+        export(root, tmp_path / "x.jsonl")
+    assert not (tmp_path / "x.jsonl").exists()
+    done = export(root, tmp_path / "x-{release}.jsonl")
+    assert [(f.path.name, f.traces) for f in done.files] == [("x-0.2.0.jsonl", 2), ("x-0.4.0.jsonl", 4)]
+    assert [line["id"] for line in lines(tmp_path / "x-0.2.0.jsonl")] == ["a", "b"]
+    assert [line["traces"][0]["id"] for line in lines(tmp_path / "x-0.4.0.jsonl")] == [t["id"] for t in new]
+
+
+def test_the_ending_chooses_compression(tmp_path: Path) -> None:
+    root = put(tmp_path / "run", [turn(id="a"), turn(id="b")])
+    for ending in ("jsonl", "jsonl.gz", "jsonl.zst"):
+        export(root, tmp_path / f"x.{ending}")
+    plain = (tmp_path / "x.jsonl").read_bytes()
+    assert gzip.decompress((tmp_path / "x.jsonl.gz").read_bytes()) == plain
+    with zstandard.open(tmp_path / "x.jsonl.zst", "rb") as file:
+        assert file.read() == plain
+
+
+def test_long_row_groups_are_decoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [turn(id=f"t{i}") for i in range(10)]
+    table = encode(records)
+    monkeypatch.setattr("rolltape.replay.export_verifiers.TOKENS_AT_ONCE", 3 * table["num_tokens"][0].as_py())
+    pieces = list(_pieces(table))
+    assert [p.num_rows for p in pieces] == [3, 3, 3, 1]
+    assert [r for p in pieces for r in decode(p)] == records
+
+
+# -- Verifiers' replay
+
+TASKSET = """
+from verifiers.v1 import Task, TaskData, Taskset, TasksetConfig
+from verifiers.v1.decorators import reward
+
+__all__ = ["SortTaskset"]
+
+class SortData(TaskData):
+    info: dict
+
+class AlphabetSortTask(Task[SortData]):
+    @reward(weight=0.5)
+    async def turns(self, trace) -> float:
+        return float(trace.num_turns == self.data.info["num_turns"])
+
+class SortTaskset(Taskset[AlphabetSortTask, TasksetConfig]):
+    def load(self):
+        return []
+"""
+
+
+def test_replay_scores_an_exported_run_of_a_user_simulator(tmp_path: Path) -> None:
+    """The file that Verifiers wrote is refused by its own replay; the export of it is scored."""
+    written = TRACES / "0.2.0" / "written_by_verifiers" / "multi_turn_user_sim.jsonl"
+    import_file(written, tmp_path / "run")
+    attempt = RunPaths(tmp_path / "run").attempt(0)
+    attempt.unlink()
+    settings = {"environment": {"taskset": {"id": "sorting_probe"}}}
+    put_once(attempt, seal({"attempt": 0, "start_step": 0, "started_at": 0.0, "settings": settings, "versions": {}}))
+    (tmp_path / "sorting_probe.py").write_text(TASKSET)
+    done = export(tmp_path / "run", tmp_path / "out" / "traces.jsonl")
+    assert done.configs == [tmp_path / "out" / "config.toml"]
+    command = [sys.executable, "-m", "verifiers.v1.cli.replay", "out", "--output-dir", "again", "--rich", "False"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert [r["rewards"] for r in lines(tmp_path / "again" / "traces.jsonl")] == [{"turns": 0.5}] * 4
+
+
+def test_the_configuration_goes_where_each_release_looks_for_it(tmp_path: Path) -> None:
+    root = put_run(tmp_path / "run")
+    put_step(root, 0, [turn()], attempt=3)
+    environment = {"taskset": {"id": "x", "n": None, "s": 'q"\\\n\x7f', "list": [1, 2.5, True]}, "odd key": {}}
+    put_once(RunPaths(root).attempt(3), seal({"attempt": 3, "settings": {"environment": environment}}))
+    run = open_run(root)
+    commits = chosen_commits(run)
+    assert write_config(run, commits, tmp_path / "other.jsonl", "0.2.0") is None
+    old = write_config(run, commits, tmp_path / "old" / "traces.jsonl", "0.3.0")
+    assert old == tmp_path / "old" / "config.toml"
+    known = {**environment, "taskset": {k: v for k, v in environment["taskset"].items() if v is not None}}
+    assert tomllib.loads(old.read_text()) == known
+    assert write_config(run, commits, tmp_path / "old" / "traces.jsonl", "0.3.0") is None  # there already
+    new = write_config(run, commits, tmp_path / "new" / "traces.jsonl", "0.3.1")
+    assert new == tmp_path / "new" / "configs" / "resolved" / "eval.json"
+    assert json.loads(new.read_text()) == environment
+
+
+def test_toml_of_every_kind_of_value() -> None:
+    values = {"a": 1, "b": -0.5, "c": 1e300, "d": float("inf"), "e": "é\U0001f916\t", "f": [[], {"x": {}}], "g": None}
+    assert tomllib.loads(toml(values)) == {k: v for k, v in values.items() if v is not None}

@@ -1,4 +1,7 @@
-"""The folder of a run as its writers see it: entering it, claiming an attempt, and being sure that it is still there."""
+"""The folder of a run as its writers see it: entering it, claiming an attempt, and being sure that it is still there.
+
+Of a run in an object store, what tells writers of one machine apart (journals, the lock) lies in its state folder there.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -19,6 +22,7 @@ from rolltape.schema.fields import SCHEMA_VERSION
 from rolltape.schema.parquet import put_once
 from rolltape.schema.paths import RunPaths
 from rolltape.schema.sealed import seal
+from rolltape.schema.storage import AnyPath, StorePath, listed
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +33,9 @@ def enter(paths: RunPaths, identity: Mapping[str, str | None], resume: bool) -> 
     Raises RunConflict where the folder holds something else, a run although `resume` is not set, or a run of another
     model, tokenizer or taskset.
     """
-    if not paths.run.exists() and (made := _made(paths, identity)) is not None:
-        return made
+    with one_at_a_time(paths) if isinstance(paths.root, StorePath) else nullcontext():
+        if not paths.run.exists() and (made := _made(paths, identity)) is not None:
+            return made
     run = open_run(paths.root)
     if not resume:
         raise RunConflict(
@@ -66,16 +71,24 @@ def _made(paths: RunPaths, identity: Mapping[str, str | None]) -> str | None:
 @contextmanager
 def one_at_a_time(paths: RunPaths) -> Iterator[None]:
     """Let one process at a time open or recover the run, so that writers that start together share an attempt."""
-    try:
-        descriptor = os.open(paths.run, os.O_RDWR)  # NFS locks only what is open for writing
-    except OSError:
-        descriptor = os.open(paths.run, os.O_RDONLY)
+    descriptor = _to_lock(paths.root)
     try:
         with suppress(OSError):  # a file system without locks; writers there should not start at the same moment
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
+
+
+def _to_lock(root: AnyPath) -> int:
+    """A descriptor of the file that writers of a run lock."""
+    if isinstance(root, StorePath):
+        root.state.mkdir(parents=True, exist_ok=True)
+        return os.open(root.state / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        return os.open(root / "run.json", os.O_RDWR)  # NFS locks only what is open for writing
+    except OSError:
+        return os.open(root / "run.json", os.O_RDONLY)
 
 
 def joined_attempt(paths: RunPaths, writer: str) -> int | None:
@@ -94,7 +107,7 @@ def joined_attempt(paths: RunPaths, writer: str) -> int | None:
 
 def next_attempt(paths: RunPaths, start_step: int, settings: Mapping[str, Any], versions: Mapping[str, str]) -> int:
     """Claim the next attempt number by putting its file."""
-    taken = [int(p.stem) for p in paths.attempts.glob("*.json") if p.stem.isdigit()]
+    taken = [int(p.stem) for p in listed(paths.attempts, "*.json") if p.stem.isdigit()]
     taken += [int(p.name.split(".")[0]) for p in paths.journals.glob("*.journal") if p.name.split(".")[0].isdigit()]
     number = max(taken, default=-1) + 1
     while True:
@@ -131,8 +144,13 @@ class Home:
 
     def __init__(self, paths: RunPaths, attempt: int) -> None:
         self._files = {p: p.read_bytes() for p in (paths.run, paths.attempt(attempt)) if p.exists()}
-        self._paths = paths
-        self._device = os.stat(paths.root).st_dev
+        self._root = paths.root
+        self._device = None if isinstance(paths.root, StorePath) else os.stat(paths.root).st_dev
+
+    def check_journal(self) -> None:
+        """`check` before a journal is made; of a run in a store it lies elsewhere, and must not wait for the store."""
+        if self._device is not None:
+            self.check()
 
     def check(self) -> None:
         """Make sure that the folder is this run's; one that was deleted is made again.
@@ -152,6 +170,8 @@ class Home:
 
     def _same_device(self) -> None:
         """An empty mount point is not where the run belongs."""
-        there = next(p for p in (self._paths.root, *self._paths.root.absolute().parents) if p.exists())
+        if isinstance(self._root, StorePath):
+            return
+        there = next(p for p in (self._root, *self._root.absolute().parents) if p.exists())
         if os.stat(there).st_dev != self._device:
-            raise Displaced(f"{self._paths.root}: the file system that it was on is gone.")
+            raise Displaced(f"{self._root}: the file system that it was on is gone.")

@@ -42,6 +42,7 @@ from rolltape.schema.encoding import record_of, row_of
 from rolltape.schema.errors import BadInput, RolltapeError, RunConflict
 from rolltape.schema.paths import Part, RunPaths, check_name, folder_of
 from rolltape.schema.records import Context, Group, Outcome, Step
+from rolltape.schema.storage import AnyPath, place
 from rolltape.schema.table import rows_to_table
 
 logger = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class Recorder:
         self.recovered = recovered
         """What opening the run settled."""
         self._home = Home(paths, attempt)
-        self._store = JournalStore(paths.journal(attempt, writer), store, self._home.check)
+        self._store = JournalStore(paths.journal(attempt, writer), store, self._home.check_journal)
         self._commits = Worker(f"rolltape-commit-{writer}", self._retry, store.retry_seconds)
         self._encoder = ThreadPoolExecutor(1, f"rolltape-encode-{writer}")
         self._lock = RLock()  # close() may be called by a signal handler, in the middle of anything
@@ -144,7 +145,7 @@ class Recorder:
     @classmethod
     def open(
         cls,
-        path: str | Path,
+        path: str | AnyPath,
         *,
         model: str | None = None,
         tokenizer: str | None = None,
@@ -157,8 +158,11 @@ class Recorder:
         store: StoreOptions | None = None,
         secrets: Secrets | None = None,
         strict: bool = False,
+        state: str | Path | None = None,
     ) -> Recorder:
         """Open `path` for writing: a new run, or with `resume` a further attempt at the run that is there.
+
+        Of a URL such as `s3://bucket/run` the journal is kept below `state` on this machine (see `rolltape.schema.storage`).
 
         `start_step` is the first step this attempt records; older attempts' steps from there on are superseded, not deleted.
         None: the step behind everything that is recorded, so that nothing is superseded.
@@ -172,11 +176,12 @@ class Recorder:
         check_name(writer, "writer")
         rows_to_table([])  # pyarrow imports pandas at its first array, for seconds; not while episodes run
         secrets = secrets or Secrets()
-        paths = RunPaths(Path(path))
+        paths = RunPaths(place(path, state))
         versions = {**installed_versions(), **(versions or {})}
         identity = {"model": model, "tokenizer": tokenizer, "taskset": taskset}
         try:
             run_id = enter(paths, identity, resume)
+            paths = RunPaths.of(paths.root, run_id)
             with one_at_a_time(paths):
                 recovered = settle(paths)
                 for fault in recovered.faults:

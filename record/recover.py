@@ -33,11 +33,12 @@ from rolltape.replay.run import open_run
 from rolltape.schema.commits import Commit
 from rolltape.schema.decoding import decode
 from rolltape.schema.encoding import Row, row_of
-from rolltape.schema.errors import RolltapeError
+from rolltape.schema.errors import RolltapeError, Unreachable
 from rolltape.schema.fields import TRACE
 from rolltape.schema.parquet import read_batches
 from rolltape.schema.paths import Part, RunPaths, folder_of, part_of
 from rolltape.schema.records import Context, Group, Outcome, Step, Turn
+from rolltape.schema.storage import AnyPath, StorePath, listed, place
 
 StepKey = tuple[str, int, str | None]
 Place = tuple[int, int, int, str]
@@ -72,14 +73,13 @@ class Recovered:
         return dict(self.__dict__)
 
 
-def recover(path: str | Path) -> Recovered:
+def recover(path: str | AnyPath, state: str | Path | None = None) -> Recovered:
     """Settle the leftovers of dead writers in the run at `path`. Safe to call again, also after it was killed itself.
 
-    What cannot be read, or not be written now, is named in `faults` and stays where it is. Raises RunNotFound where there
+    Of a run in an object store, the leftovers of this machine's writers: their journals are looked for below `state`. What cannot be read, or not be written now, is named in `faults` and stays where it is. Raises RunNotFound where there
     is no run.
     """
-    paths = RunPaths(Path(path))
-    open_run(paths.root)
+    paths = open_run(place(path, state)).paths
     with one_at_a_time(paths):
         return settle(paths)
 
@@ -234,7 +234,7 @@ def _commit_step(
 def _committed_parts(paths: RunPaths, part: Part) -> list[Part]:
     """The part, and those that earlier recoveries made of what came late for it, where they are committed."""
     found = (
-        part_of(f) for f in (paths.commits / part.split).glob(f"{part.step:08d}.{part.attempt}.{part.writer}*.json")
+        part_of(f) for f in listed(paths.commits / part.split, f"{part.step:08d}.{part.attempt}.{part.writer}*.json")
     )
     late = re.compile(re.escape(part.writer) + r"(-late\d+)?")
     return sorted(p for p in found if p is not None and late.fullmatch(p.writer))
@@ -286,6 +286,8 @@ def _uncommitted_rows(paths: RunPaths, part: Part, left: _StepLeft, result: Reco
             table = table.filter(missing)
             rows.extend((row.order, row) for row in _rows_again(table))
             left.outcomes = {**{o.trace_id: o for o in read_outcomes(table)}, **left.outcomes}
+    except Unreachable:
+        raise
     except (RolltapeError, OSError) as error:
         result.faults.append(f"{error} What of it the journal does not hold is lost.")
     return rows
@@ -306,7 +308,12 @@ def _rows_again(table: Any) -> Iterator[Row]:
 
 
 def _orphans(paths: RunPaths, kept: set[tuple[int, str]], result: Recovered) -> None:
-    """Move Parquet files that neither a commit nor a journal explains out of the way."""
+    """Move Parquet files that neither a commit nor a journal explains out of the way.
+
+    Those in an object store stay: another machine's writer, of which nothing is known here, may be about to commit them.
+    """
+    if isinstance(paths.root, StorePath):
+        return
     for path in sorted((paths.root / "traces").glob("*/*.parquet")):
         part = part_of(path)
         if part is not None and (paths.commit(part).exists() or (part.attempt, part.writer) in kept):
@@ -321,7 +328,8 @@ def _orphans(paths: RunPaths, kept: set[tuple[int, str]], result: Recovered) -> 
 
 def _temporary(paths: RunPaths, result: Recovered) -> None:
     """Remove temporary files of writers that died: their bytes never became data."""
-    for path in sorted(paths.root.rglob(".*.tmp")):
+    root = paths.root.state if isinstance(paths.root, StorePath) else paths.root
+    for path in sorted(root.rglob(".*.tmp")):
         found = _TEMPORARY.fullmatch(path.name)
         if found is not None and not _runs(int(found[1])):
             path.unlink(missing_ok=True)

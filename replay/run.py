@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from rolltape.schema.commits import Commit
-from rolltape.schema.errors import BadInput, Damaged, RolltapeError, RunNotFound
+from rolltape.schema.errors import BadInput, Damaged, RolltapeError, RunNotFound, Unreachable
 from rolltape.schema.fields import ROW, check_version
 from rolltape.schema.parquet import read_batches
 from rolltape.schema.paths import Part, RunPaths, part_of
 from rolltape.schema.records import Group, Step
 from rolltape.schema.sealed import unseal
+from rolltape.schema.storage import AnyPath, StorePath, each, listed, place, size_of
 
 
 @dataclass(frozen=True)
@@ -34,33 +34,63 @@ class Attempt:
     started_at: float | None = None
 
 
-def open_run(path: str | Path) -> Run:
-    """Open a run for reading.
+def open_run(path: str | AnyPath) -> Run:
+    """Open a run for reading: its folder, or a URL such as `s3://bucket/run`.
 
     Costs a listing and one small read a commit. Raises RunNotFound where there is none, UnsupportedVersion where a newer
-    rolltape wrote it.
+    rolltape wrote it, Unreachable where a store does not answer.
     """
-    paths = RunPaths(Path(path))
+    paths = RunPaths(place(path))
     try:
         info = unseal(paths.run.read_bytes(), paths.run)
     except FileNotFoundError:
         raise RunNotFound(_missing(paths.root)) from None
     except NotADirectoryError:
         raise RunNotFound(f"{paths.root} is a file; a run is a folder with a run.json in it.") from None
-    except Damaged:
+    except (Damaged, Unreachable):
         raise
     except OSError as error:
         raise Damaged(f"{paths.run}: cannot be read ({error.strerror}).") from error
     check_version(str(info.get("schema")), str(paths.run))
     if not isinstance(info.get("run"), str):
         raise Damaged(f"{paths.run}: no run id in it; restore the file from a copy.")
-    return Run(paths, info)
+    return Run(RunPaths.of(paths.root, info["run"]), info)
 
 
-def _missing(root: Path) -> str:
+def _missing(root: AnyPath) -> str:
+    if isinstance(root, StorePath):
+        return f"{root} holds no run.json, so there is no recorded run; a run is what `rolltape record --run` wrote."
     if not root.exists():
         return f"{root} does not exist; expected the folder of a recorded run. `rolltape demo` records one to look at."
     return f"{root} holds no run.json, so it is no recorded run; a run is what `rolltape record --run` wrote."
+
+
+def _commit(file: AnyPath) -> Commit | tuple[Part, RolltapeError]:
+    """The commit in a file, or the part it belongs to and why it cannot be read."""
+    part = part_of(file)
+    assert part is not None
+    try:
+        commit = Commit.read(file)
+        if commit.part != part:
+            raise Damaged(f"{file}: its content says it is {commit.part}; it was renamed or copied.")
+    except Unreachable:
+        raise
+    except RolltapeError as error:
+        return part, error
+    except (OSError, TypeError) as error:
+        return part, Damaged(f"{file}: no readable commit ({error}); restore it from a copy.")
+    return commit
+
+
+def _attempt(file: AnyPath) -> Attempt | None:
+    try:
+        data = unseal(file.read_bytes(), file)
+        values = data.get("settings", {}), data.get("versions", {}), data.get("started_at")
+        return Attempt(int(data["attempt"]), int(data.get("start_step", 0)), *values)
+    except Unreachable:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -77,20 +107,13 @@ class Run:
 
     @cached_property
     def _scan(self) -> tuple[list[Commit], list[tuple[Part, RolltapeError]]]:
+        files = [file for file in listed(self.paths.commits, "*/*.json") if part_of(file) is not None]
         commits, broken = [], []
-        for file in sorted(self.paths.commits.glob("*/*.json")):
-            part = part_of(file)
-            if part is None:
-                continue
-            try:
-                commit = Commit.read(file)
-                if commit.part != part:
-                    raise Damaged(f"{file}: its content says it is {commit.part}; it was renamed or copied.")
-                commits.append(commit)
-            except RolltapeError as error:
-                broken.append((part, error))
-            except (OSError, TypeError) as error:
-                broken.append((part, Damaged(f"{file}: no readable commit ({error}); restore it from a copy.")))
+        for found in each(_commit, files, isinstance(self.paths.root, StorePath)):
+            if isinstance(found, Commit):
+                commits.append(found)
+            else:
+                broken.append(found)
         return sorted(commits, key=lambda c: c.part), broken
 
     @property
@@ -107,19 +130,9 @@ class Run:
     def attempts(self) -> dict[int, Attempt]:
         """Attempts by number. One whose file is missing or damaged is left out; `verify` names it."""
         result = {}
-        for file in self.paths.attempts.glob("*.json"):
-            try:
-                data = unseal(file.read_bytes(), file)
-                number = int(data["attempt"])
-                result[number] = Attempt(
-                    number,
-                    int(data.get("start_step", 0)),
-                    data.get("settings", {}),
-                    data.get("versions", {}),
-                    data.get("started_at"),
-                )
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                continue
+        for attempt in each(_attempt, listed(self.paths.attempts, "*.json"), isinstance(self.paths.root, StorePath)):
+            if attempt is not None:
+                result[attempt.number] = attempt
         return dict(sorted(result.items()))
 
     def commits(
@@ -188,12 +201,12 @@ class Run:
     def part_batches(self, commit: Commit, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Rows of one committed part. Raises Damaged where its file is missing, or not the one that was committed."""
         path = self.paths.parquet(commit.part)
-        if not path.exists():
-            raise Damaged(f"{path}: the commit names this file, but it is missing; restore it from a copy.")
-        if path.stat().st_size != commit.file.bytes:
-            raise Damaged(
-                f"{path}: {path.stat().st_size} bytes, but {commit.file.bytes} were committed; restore it from a copy."
-            )
+        try:
+            found = size_of(path)
+        except FileNotFoundError:
+            raise Damaged(f"{path}: the commit names this file, but it is missing; restore it from a copy.") from None
+        if found != commit.file.bytes:
+            raise Damaged(f"{path}: {found} bytes, but {commit.file.bytes} were committed; restore it from a copy.")
         yield from read_batches(path, columns)
 
     def table(

@@ -7,11 +7,9 @@ the recording counts. Where a run has no dispositions (it was imported), every f
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -25,10 +23,11 @@ from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.run import Run
 from rolltape.replay.view import COLUMNS
 from rolltape.schema.commits import Commit
-from rolltape.schema.errors import BadInput, Damaged, RolltapeError
+from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable
 from rolltape.schema.fields import OUTCOME
 from rolltape.schema.paths import Part, part_of
 from rolltape.schema.sealed import unseal
+from rolltape.schema.storage import AnyPath, listed, sha256_of, size_of
 
 _COLUMNS = [*COLUMNS, *OUTCOME.arrow.names, "extra"]
 _OF_TRAINING = ("branches", "no_trainable_token", "no_tokens", "image", "group_size")
@@ -100,8 +99,10 @@ class _Part:
     def check(self, newest: bool) -> Iterator[Finding]:
         """Findings of the part; rows are converted only where the part is the newest of its step."""
         try:
-            _check_file(self.path, self.commit)
+            check_file(self.path, self.commit)
             tables = list(self.run.part_batches(self.commit, _COLUMNS))
+        except Unreachable:
+            raise
         except (RolltapeError, OSError) as error:
             yield self._finding("file", str(error))
             return
@@ -191,13 +192,12 @@ class _Part:
         return Finding(code=code, message=message, step=self.commit.part.step, file=str(self.path), **rest)
 
 
-def _check_file(path: Path, commit: Commit) -> None:
+def check_file(path: AnyPath, commit: Commit) -> None:
     """Raise Damaged unless the file's size and sha256 are those committed."""
-    if not path.exists():
-        raise Damaged(f"{path}: the commit names this file, but it is missing; restore it from a copy.")
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    size = path.stat().st_size
+    try:
+        size, found = size_of(path), sha256_of(path)
+    except FileNotFoundError:
+        raise Damaged(f"{path}: the commit names this file, but it is missing; restore it from a copy.") from None
     if (size, found) != (commit.file.bytes, commit.file.sha256):
         raise Damaged(
             f"{path}: {size} bytes with sha256 {found[:12]}…, but {commit.file.bytes} bytes with {commit.file.sha256[:12]}… "
@@ -249,7 +249,7 @@ def _orphans(run: Run) -> list[Finding]:
     """Parquet files without a commit: not data, and never read."""
     findings = []
     known = {c.part for c in run.all_commits} | {p for p, _ in run.broken}
-    for path in sorted((run.paths.root / "traces").glob("*/*.parquet")):
+    for path in listed(run.paths.traces, "*/*.parquet"):
         part = part_of(path)
         if part is None or (part not in known and not run.paths.commit(part).exists()):
             findings.append(
@@ -266,7 +266,7 @@ def _orphans(run: Run) -> list[Finding]:
 def _attempt_files(run: Run) -> list[Finding]:
     """Attempts that commits name and whose file is missing or unreadable."""
     findings = []
-    for file in sorted(run.paths.attempts.glob("*.json")):
+    for file in listed(run.paths.attempts, "*.json"):
         try:
             unseal(file.read_bytes(), file)["attempt"]
         except RolltapeError as error:

@@ -9,6 +9,7 @@ from rolltape.schema.errors import (
     RolltapeError,
     RunConflict,
     RunNotFound,
+    Unreachable,
     UnsupportedVersion,
 )
 from rolltape.schema.fields import DISPOSITIONS, GROUP, OUTCOME, RECORDS, ROW, SCHEMA_VERSION, STEP, TRACE
@@ -38,6 +39,7 @@ __all__ = [
     "RunNotFound",
     "Step",
     "Turn",
+    "Unreachable",
     "UnsupportedVersion",
     "decode",
     "encode",

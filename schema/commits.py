@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rolltape.schema.errors import Damaged
@@ -17,6 +16,7 @@ from rolltape.schema.fields import SCHEMA_VERSION, check_version
 from rolltape.schema.parquet import Written
 from rolltape.schema.paths import Part
 from rolltape.schema.records import Group, Step
+from rolltape.schema.storage import AnyPath
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Commit:
         return _text({**body, "checksum": _checksum(body)})
 
     @classmethod
-    def read(cls, path: Path) -> Commit:
+    def read(cls, path: AnyPath) -> Commit:
         """Read a commit. Raises Damaged where it is cut or its checksum does not fit, UnsupportedVersion if it is newer."""
         raw = path.read_bytes()
         try:

@@ -31,5 +31,9 @@ class Damaged(RolltapeError, OSError):
     """Bytes on disk are not what was written."""
 
 
+class Unreachable(RolltapeError, ConnectionError):
+    """An object store did not answer, or did not do what was asked."""
+
+
 class CheckFailed(RolltapeError, ValueError):
     """A check failed and `strict` was asked for."""

@@ -28,8 +28,9 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rolltape.schema.errors import Damaged
+from rolltape.schema.errors import Damaged, Unreachable
 from rolltape.schema.fields import ROW, SCHEMA_VERSION, check_version
+from rolltape.schema.storage import AnyPath, StorePath, is_silence
 from rolltape.schema.table import with_outcomes
 
 ROW_GROUP_BYTES = 128 << 20
@@ -111,8 +112,10 @@ class HashingFile:
         self.temporary.unlink(missing_ok=True)
 
 
-def put_bytes(path: Path, data: bytes) -> None:
+def put_bytes(path: AnyPath, data: bytes) -> None:
     """Write a small file whole or not at all."""
+    if isinstance(path, StorePath):
+        return path.put(data)
     file = HashingFile(path)
     try:
         file.write(data)
@@ -122,8 +125,10 @@ def put_bytes(path: Path, data: bytes) -> None:
         raise
 
 
-def put_once(path: Path, data: bytes) -> bool:
-    """Write a file that must not exist yet; False where it does. Of several writers exactly one gets True."""
+def put_once(path: AnyPath, data: bytes) -> bool:
+    """Write a file that must not exist yet; False where it does. Of several writers exactly one gets True (see `storage`)."""
+    if isinstance(path, StorePath):
+        return path.put_once(data)
     make_folder(path.parent)
     temporary = _temporary(path)
     try:
@@ -180,12 +185,19 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_parquet(path: str | Path, tables: Iterable[pa.Table], metadata: Mapping[str, str] | None = None) -> Written:
+def write_parquet(
+    path: str | AnyPath, tables: Iterable[pa.Table], metadata: Mapping[str, str] | None = None
+) -> Written:
     """Write `tables` as one file, a row group each unless it is larger than ROW_GROUP_BYTES.
 
     `tables` hold rows (see `with_outcomes`) or traces alone (see `encode`), whose outcomes are then null. Nothing appears at
     `path` before everything is written and synced. Returns rows, bytes and sha256.
     """
+    if isinstance(path, StorePath):
+        with path.staged() as file:
+            written = write_parquet(file, tables, metadata)
+            path.upload(file)
+        return written
     schema = pa.schema([field.remove_metadata() for field in ROW.arrow], file_metadata(metadata))
     sink = HashingFile(Path(path))
     rows = 0
@@ -239,7 +251,7 @@ def _bounded(table: pa.Table) -> Iterator[pa.Table]:
     yield from _bounded(table.slice(half))
 
 
-def read_parquet(path: str | Path, columns: Sequence[str] | None = None) -> pa.Table:
+def read_parquet(path: str | AnyPath, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a file of a run, verifying its page checksums.
 
     Raises UnsupportedVersion for a newer major schema and Damaged where bytes are not what was written.
@@ -248,7 +260,7 @@ def read_parquet(path: str | Path, columns: Sequence[str] | None = None) -> pa.T
     return pa.concat_tables(tables) if tables else _projected(path, columns)
 
 
-def read_batches(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+def read_batches(path: str | AnyPath, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """The row groups of a file, one table each."""
     file = open_parquet(path)
     wanted = None if columns is None else list(columns)
@@ -259,32 +271,37 @@ def read_batches(path: str | Path, columns: Sequence[str] | None = None) -> Iter
         try:
             yield file.read_row_group(i, columns=wanted)
         except (OSError, pa.ArrowException) as error:
+            if is_silence(error):
+                raise Unreachable(f"{path}: row group {i} could not be fetched ({error}).") from error
             raise Damaged(
                 f"{path}: row group {i} does not read back ({error}); its bytes are not what was written. "
                 "Restore the file from a copy; `rolltape verify` lists every damaged file of a run."
             ) from error
 
 
-def _projected(path: str | Path, columns: Sequence[str] | None) -> pa.Table:
+def _projected(path: str | AnyPath, columns: Sequence[str] | None) -> pa.Table:
     schema = open_parquet(path).schema_arrow
     names = schema.names if columns is None else [c for c in columns if c in schema.names]
     return pa.schema([schema.field(n) for n in names]).empty_table()
 
 
-def open_parquet(path: str | Path) -> pq.ParquetFile:
+def open_parquet(path: str | AnyPath) -> pq.ParquetFile:
     """Open a file of a run for verified reading.
 
     Raises UnsupportedVersion for a newer major schema and Damaged where the file is cut short or lacks a column.
     """
     try:
-        file = pq.ParquetFile(path, page_checksum_verification=True, memory_map=False)
+        source, remote = (path.open(), True) if isinstance(path, StorePath) else (path, False)
+        file = pq.ParquetFile(source, page_checksum_verification=True, memory_map=False, pre_buffer=remote)
         schema = file.schema_arrow
         found = (schema.metadata or {}).get(b"rolltape.schema")
         columns = dict(zip(schema.names, schema.types, strict=True))
         version = found.decode() if found else None
-    except FileNotFoundError:
+    except (FileNotFoundError, Unreachable):
         raise
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        if is_silence(error):
+            raise Unreachable(f"{path}: the file could not be fetched ({error}).") from error
         raise Damaged(
             f"{path}: no readable Parquet file ({error}); it was cut short or overwritten. Restore it from a copy."
         ) from error

@@ -5,6 +5,7 @@
     <run>/traces/<split>/<step>.<attempt>.<writer>.parquet
     <run>/commits/<split>/<step>.<attempt>.<writer>.json   put after its Parquet file; without it the file is not data
     <run>/journal/<attempt>.<writer>.journal               what has ended and is not committed yet
+    <run>/expected/<split>/<step>.<attempt>.<writer>.parquet   Samples that were approved, to be compared with; no recording
 
 Steps are padded to eight digits so that names sort in time order; nothing relies on it.
 """
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolltape.schema.errors import BadInput
+from rolltape.schema.storage import AnyPath, StorePath
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-]{0,63}")
 _COMMIT = re.compile(r"(\d{8,})\.(\d+)\.([A-Za-z0-9_\-]+)")
@@ -51,48 +53,75 @@ def check_name(name: str, what: str) -> str:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The paths of the run at `root`."""
+    """The paths of the run at `root`, a folder or a place in an object store."""
 
-    root: Path
+    root: AnyPath
+    local: Path | None = None
+    """Folder on this machine for the journals, where `root` cannot hold them; None where it can, or nothing is written."""
+
+    @classmethod
+    def of(cls, root: AnyPath, run_id: str) -> RunPaths:
+        """The paths of run `run_id`: in a store, whatever was recorded at that place before has its own local folder."""
+        return cls(root, root.state / run_id if isinstance(root, StorePath) else None)
 
     @property
-    def run(self) -> Path:
+    def run(self) -> AnyPath:
         """Identity of the run."""
         return self.root / "run.json"
 
     @property
-    def attempts(self) -> Path:
+    def attempts(self) -> AnyPath:
         """Folder of the attempts."""
         return self.root / "attempts"
 
     @property
-    def commits(self) -> Path:
+    def commits(self) -> AnyPath:
         """Folder of the commits, one folder a split below."""
         return self.root / "commits"
 
     @property
+    def traces(self) -> AnyPath:
+        """Folder of the Parquet files, one folder a split below."""
+        return self.root / "traces"
+
+    @property
+    def here(self) -> Path:
+        """Folder of the run on this machine. Raises BadInput where the run lies in a store and its id is not known."""
+        if self.local is not None:
+            return self.local
+        if isinstance(self.root, StorePath):
+            raise BadInput(
+                f"{self.root} is in an object store; its journals are found by the run's id, which is not known."
+            )
+        return self.root
+
+    @property
     def journals(self) -> Path:
         """Folder of the journals."""
-        return self.root / "journal"
+        return self.here / "journal"
 
-    def attempt(self, attempt: int) -> Path:
+    def attempt(self, attempt: int) -> AnyPath:
         """Settings of one attempt."""
         return self.attempts / f"{attempt}.json"
 
-    def parquet(self, part: Part) -> Path:
+    def parquet(self, part: Part) -> AnyPath:
         """Traces of a part."""
-        return self.root / "traces" / part.split / f"{part.stem}.parquet"
+        return self.traces / part.split / f"{part.stem}.parquet"
 
-    def commit(self, part: Part) -> Path:
+    def commit(self, part: Part) -> AnyPath:
         """Commit of a part."""
         return self.commits / part.split / f"{part.stem}.json"
+
+    def expected(self, part: Part) -> AnyPath:
+        """Samples of a part that were approved."""
+        return self.root / "expected" / part.split / f"{part.stem}.parquet"
 
     def journal(self, attempt: int, writer: str) -> Path:
         """Journal of one writer in one attempt."""
         return self.journals / f"{attempt}.{writer}.journal"
 
 
-def part_of(path: Path) -> Part | None:
+def part_of(path: AnyPath) -> Part | None:
     """The part that a Parquet or commit file belongs to; None where its name is not one of ours."""
     found = _COMMIT.fullmatch(path.stem)
     return Part(path.parent.name, int(found[1]), int(found[2]), found[3]) if found else None

@@ -6,10 +6,10 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rolltape.schema.errors import Damaged
+from rolltape.schema.storage import AnyPath
 
 _SUM = re.compile(r"[0-9a-f]{64}")
 
@@ -20,7 +20,7 @@ def seal(body: Mapping[str, Any]) -> bytes:
     return _text({**body, "checksum": hashlib.sha256(_text(body)).hexdigest()})
 
 
-def unseal(raw: bytes, path: Path) -> dict[str, Any]:
+def unseal(raw: bytes, path: AnyPath) -> dict[str, Any]:
     """The values of a sealed file without its checksum. A file without one (earlier, or written by hand) is taken as it is.
 
     Raises Damaged, which names `path`, where the text is no JSON object or its checksum does not fit.

@@ -154,6 +154,7 @@ def test_the_exported_names_are_pinned() -> None:
         "RunNotFound",
         "Step",
         "Turn",
+        "Unreachable",
         "UnsupportedVersion",
         "decode",
         "encode",
@@ -173,6 +174,7 @@ def test_every_error_is_ours_and_one_of_the_standard_library() -> None:
         "MissingExtra": ImportError,
         "RunConflict": FileExistsError,
         "RunNotFound": FileNotFoundError,
+        "Unreachable": ConnectionError,
         "UnsupportedVersion": RuntimeError,
     }
     found = {n: e for n, e in vars(errors).items() if isinstance(e, type) and e is not RolltapeError}

@@ -81,15 +81,15 @@ def _record(row: dict[str, Any], tokens: dict[str, npt.NDArray[Any]]) -> dict[st
         elif key == "nodes":
             record[key] = _Nodes(row, tokens, extra, layout).nodes()
         else:
-            record[key] = _top(row, key)
+            record[key] = _top(row, key, extra)
     return record
 
 
-def _top(row: dict[str, Any], key: str) -> Any:
+def _top(row: dict[str, Any], key: str, extra: dict[str, Any]) -> Any:
     if key == "id":
         return row["trace_id"]
     if key == "task":
-        return {"type": row["task_type"], "data": from_json(row["task"])}
+        return {"type": row["task_type"], "data": from_json(row["task"]), **extra.get("task", {})}
     if key in _JSON:
         return None if row[key] is None else from_json(row[key])
     if key == "errors":

@@ -6,6 +6,7 @@ not hold exactly goes into `extra`, so that `decode` gives the record back bit f
     columns         every value of the expected type
     extra.keys      key order and presence, where they differ from the release's own
     extra.top       top-level values that fit no column
+    extra.task      keys of the task beside type and data
     extra.nodes     the same per node, among them lists of the wrong length
     extra.messages  the same per message
 
@@ -15,7 +16,7 @@ at a time and builds tables once a step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,14 +28,21 @@ from rolltape.schema.errors import BadInput
 from rolltape.schema.layouts import V0_2_0, Layout, layout_of
 from rolltape.schema.nodes import INT32, INT64, LISTS, Nodes, text_keys
 from rolltape.schema.records import Context, Turn, as_mapping, contribution, number
+from rolltape.schema.releases import calls_of, last_finish_reason, rounds_logprobs, settings_of, version_of
 
 Problems = list[str]
 
 TIMINGS = ("setup", "generation", "finalize", "scoring")
 TRUNCATING = frozenset(
-    ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length", "harness_timeout")
+    (
+        *("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length"),
+        *("harness_timeout", "compaction_failed"),
+    )
 )
-"""Stop conditions that Verifiers counts as truncation (verifiers.v1.trace.Trace.is_truncated)."""
+"""Stop conditions that a release of Verifiers counts as truncation (verifiers.v1.trace.Trace.is_truncated).
+
+`harness_timeout` is one of 0.2, `compaction_failed` of 0.4; neither occurs in the others.
+"""
 _JSON_KEYS = ("runtime", "info", "extra_usage", "agent", "tools", "calls")
 _HEAVY = {"nodes": {"__all__": {*LISTS, "multi_modal_data", "routed_experts"}}, "info": True}
 """What `record_of` does not let pydantic write."""
@@ -174,8 +182,9 @@ class _Encoder:
             if "nodes" in self.record:
                 self.top["nodes"] = nodes
             nodes = []
-        columns = Nodes(nodes, self.layout)
-        self._counts(columns)
+        calls = calls_of(self.record)
+        columns = Nodes(nodes, self.layout, calls, rounded=rounds_logprobs(self.record))
+        self._counts(columns, calls)
         self._turns(columns)
         if tuple(self.record) != self.layout.top:
             self.extra["keys"] = list(text_keys(self.record))
@@ -198,7 +207,7 @@ class _Encoder:
 
     def _kept_as_json(self) -> None:
         """Replace what lies in `extra` and is no JSON value, each with its path in the problems."""
-        places = [("", self.top)]
+        places = [("", self.top), ("task.", self.extra.get("task", {}))]
         for name, below in (("nodes", ""), ("messages", "message.")):
             places += [(f"nodes[{i}].{below}", kept) for i, kept in self.extra.get(name, {}).items()]
         for path, kept in places:
@@ -215,18 +224,19 @@ class _Encoder:
         v["try_number"] = c.try_number
         v["trace_id"] = self._text(self.record["id"], "id")
         v["layout"] = self.layout.name
-        producer = self.record.get("verifiers")
-        version = producer.get("version") if isinstance(producer, dict) else None
-        v["verifiers_version"] = _clean(version if isinstance(version, str) else c.verifiers_version)
-        v["model"], v["tokenizer"] = _clean(c.model), _clean(c.tokenizer)
-        v["sampling"] = None if c.sampling is None else self._json(dict(c.sampling), "sampling")[0]
-        v["renderer"] = None if c.renderer is None else self._json(dict(c.renderer), "renderer")[0]
+        v["verifiers_version"] = _clean(version_of(self.record) or c.verifiers_version)
+        said = settings_of(self.record)
+        for name in ("model", "tokenizer", "sampling", "renderer"):
+            value = getattr(c, name)
+            value = getattr(said, name) if value is None else value
+            v[name] = _clean(value) if value is None or isinstance(value, str) else self._json(dict(value), name)[0]
+        v["runtime"] = None if said.runtime is None else self._json(dict(said.runtime), "runtime")[0]
 
     def _task(self) -> None:
         v = self.values
         task = self.record.get("task")
         data = task.get("data") if isinstance(task, dict) else None
-        fits = isinstance(task, dict) and tuple(task) == ("type", "data") and isinstance(data, dict)
+        fits = isinstance(task, dict) and tuple(task)[:2] == ("type", "data") and isinstance(data, dict)
         if isinstance(task, dict) and isinstance(task.get("type"), str):
             v["task_type"], clean = jsontext.clean_text(task["type"])
             fits = fits and clean
@@ -235,6 +245,8 @@ class _Encoder:
         v["task"], exact, kept = self._json(data, "task.data") if isinstance(data, dict) else (None, False, data)
         if not (fits and exact) and "task" in self.record:
             self.top["task"] = {**task, "data": kept} if isinstance(task, dict) and "data" in task else task
+        elif task is not None and len(task) > 2:
+            self.extra["task"] = {k: x for k, x in task.items() if k not in ("type", "data")}
         row = data if isinstance(data, dict) else {}
         key = task.get("key") if isinstance(task, dict) else None
         v["task_key"] = jsontext.clean_text(key)[0] if isinstance(key, str) else None
@@ -268,7 +280,8 @@ class _Encoder:
         self._errors()
         for key in _JSON_KEYS:
             value = r.get(key)
-            v[key], exact, value = (None, True, None) if value is None else self._json(value, key)
+            text, exact, value = (None, True, None) if value is None else self._json(value, key)
+            v[key] = text if key != "runtime" or key in r else v[key]
             if not exact:
                 self.top[key] = value
         self.top.update({key: value for key, value in r.items() if key not in _HANDLED})
@@ -304,7 +317,7 @@ class _Encoder:
         if not exact and "timing" in self.record:
             self.top["timing"] = self.record["timing"]
 
-    def _counts(self, columns: Nodes) -> None:
+    def _counts(self, columns: Nodes, calls: Sequence[Mapping[str, Any]]) -> None:
         v, n = self.values, columns.values
         sampled = [i for i, s in enumerate(n["node_sampled"]) if s]
         v["num_nodes"], v["num_turns"] = len(n["node_parent"]), len(sampled)
@@ -313,6 +326,7 @@ class _Encoder:
         v["num_tokens"], v["num_sampled"] = len(columns.ids), int(np.count_nonzero(columns.sampled))
         v["logprob_decimals"] = columns.decimals
         last = n["node_finish_reason"][sampled[-1]] if sampled else None
+        last = last_finish_reason(calls) if calls else last
         v["is_truncated"] = v["stop_condition"] in TRUNCATING or last == "length"
 
     def _turns(self, columns: Nodes) -> None:

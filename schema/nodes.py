@@ -30,8 +30,17 @@ def text_keys(mapping: Mapping[Any, Any] | Sequence[Any]) -> Iterable[str]:
 class Nodes:
     """The nodes of a record as columns."""
 
-    def __init__(self, nodes: list[dict[str, Any]], layout: Layout) -> None:
+    def __init__(
+        self,
+        nodes: list[dict[str, Any]],
+        layout: Layout,
+        calls: Sequence[Mapping[str, Any]] = (),
+        *,
+        rounded: bool = False,
+    ) -> None:
+        """`calls` say of nodes what later releases no longer say on them; `rounded`: the release rounds log-probs."""
         self.nodes = nodes
+        self.rounded = rounded
         self.extra: dict[str, Any] = {}
         self.rest: dict[str, dict[str, Any]] = {}
         self.messages: dict[str, dict[str, Any]] = {}
@@ -40,6 +49,7 @@ class Nodes:
         if not (self._keys(layout) and self._columns_at_once()):
             for i, node in enumerate(nodes):
                 self._node(i, node)
+        self._calls(calls)
         if not self._lists_at_once():
             self._lists_one_by_one()
         if self.rest:
@@ -48,7 +58,7 @@ class Nodes:
             self.extra["messages"] = self.messages
 
     def _keys(self, layout: Layout) -> bool:
-        """Whether nodes and messages have the layout's key order; where one has not, the order is kept."""
+        """Whether messages hold nothing but what columns hold; a key order that is not the layout's is kept."""
         found: dict[Any, int] = {}
         index = []
         for node in self.nodes:
@@ -62,15 +72,15 @@ class Nodes:
         for node_keys, message_keys, _ in found:
             text_keys((*node_keys, *(message_keys or ())))
         self.extra["node_keys"] = {"kinds": [keys[:2] for keys in found], "index": index}
-        return False
+        return all(keys is not None and _MESSAGE_COLUMNS.issuperset(keys) for _, keys, _ in found)
 
     def _columns_at_once(self) -> bool:
         """Fill the columns from all nodes in one go; False where a value is not what its column holds exactly.
 
-        For nodes in the layout's key order. The usual case, five times faster than node by node.
+        For messages without keys of their own. The usual case, five times faster than node by node.
         """
         messages = [node["message"] for node in self.nodes]
-        columns = {f"node_{key}": [node[key] for node in self.nodes] for key in _NODE_SCALARS}
+        columns = {f"node_{key}": [node.get(key) for node in self.nodes] for key in _NODE_SCALARS}
         columns |= {
             name: [m.get(key) for m in messages] for name, key in (("node_content", "content"), *_MESSAGE_TEXTS)
         }
@@ -84,9 +94,9 @@ class Nodes:
             return False
         nothing: list[None] = [None] * len(messages)
         self.values.update(columns, node_parts=nothing)
-        usages, calls = [node["usage"] for node in self.nodes], [m.get("tool_calls") for m in messages]
+        usages, calls = [node.get("usage") for node in self.nodes], [m.get("tool_calls") for m in messages]
         if usages == nothing:
-            self.values.update((name, nothing) for name in _USAGE_COLUMNS)
+            self.values.update((name, [*nothing]) for name in _USAGE_COLUMNS)
         else:
             for i, usage in enumerate(usages):
                 self._usage(i, usage)
@@ -95,6 +105,8 @@ class Nodes:
         else:
             for i, call in enumerate(calls):
                 self._tool_calls(i, call)
+        for i, node in enumerate(self.nodes):
+            self._others(i, node)
         return True
 
     def _keep(self, i: int, key: str, value: Any) -> None:
@@ -120,6 +132,10 @@ class Nodes:
         v["node_finish_reason"].append(_optional(self._keep, i, "finish_reason", get("finish_reason")))
         self._usage(i, get("usage"))
         self._message(i, get("message"))
+        self._others(i, node)
+
+    def _others(self, i: int, node: dict[str, Any]) -> None:
+        """Keep what a node holds beside what columns hold."""
         for key in () if _NODE_HANDLED.issuperset(node) else node:
             if key not in _NODE_HANDLED:
                 self._keep(i, key, node[key])
@@ -131,19 +147,26 @@ class Nodes:
                 v[name].append(None)
             return
         u = usage if isinstance(usage, dict) else {}
-        numbers = [u.get(k) for k in _USAGE]
-        whole = [x if type(x) is int and x in INT64 else None for x in numbers[:4]]
-        cost = number(numbers[4])
-        for name, x in zip(_USAGE_COLUMNS, (*whole, cost), strict=True):
+        found = _usage_numbers(u)
+        for name, x in zip(_USAGE_COLUMNS, found, strict=True):
             v[name].append(x)
-        exact = (
-            tuple(u) == _USAGE
-            and whole == numbers[:4]
-            and whole[0] is not None
-            and type(numbers[4]) in (float, type(None))
-        )
-        if not exact:
+        exact = tuple(u) == _USAGE and list(found) == list(u.values()) and found[0] is not None
+        if not (exact and type(u["cost"]) in (float, type(None))):
             self._keep(i, "usage", usage)
+
+    def _calls(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        """Fill in finish reason and usage of nodes that do not say them themselves; of several calls the last counts."""
+        v, n = self.values, len(self.nodes)
+        for call in calls:
+            i = call.get("node")
+            if type(i) is not int or not 0 <= i < n:
+                continue
+            reason, usage = call.get("finish_reason"), call.get("usage")
+            if "finish_reason" not in self.nodes[i] and isinstance(reason, str):
+                v["node_finish_reason"][i] = jsontext.clean_text(reason)[0]
+            if "usage" not in self.nodes[i] and isinstance(usage, dict):
+                for name, x in zip(_USAGE_COLUMNS, _usage_numbers(usage), strict=True):
+                    v[name][i] = x
 
     def _message(self, i: int, message: Any) -> None:
         v, m = self.values, message if isinstance(message, dict) else {}
@@ -192,10 +215,9 @@ class Nodes:
 
     def _logprobs(self, given: npt.NDArray[np.float64]) -> None:
         self.logprobs, exact = float32_exact(given)
-        if exact:
-            return
-        self.decimals = decimals_of(given, self.logprobs)
-        if self.decimals is None:
+        if not exact or (self.rounded and len(given)):
+            self.decimals = decimals_of(given, self.logprobs)
+        if self.decimals is None and not exact:
             self.extra["logprobs64"] = given.astype("<f8").tobytes()
 
     def _lists_one_by_one(self) -> None:
@@ -280,6 +302,7 @@ _EXPECTED: dict[str, set[type]] = {
 }
 """Types of the values that a column holds exactly."""
 _MESSAGE_HANDLED = frozenset(("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"))
+_MESSAGE_COLUMNS = _MESSAGE_HANDLED | {"provider_state"}
 
 
 def _optional(keep: Callable[[int, str, Any], None], i: int, key: str, value: Any) -> str | None:
@@ -288,6 +311,12 @@ def _optional(keep: Callable[[int, str, Any], None], i: int, key: str, value: An
     if not clean:
         keep(i, key, value)
     return text
+
+
+def _usage_numbers(usage: Mapping[str, Any]) -> tuple[int | float | None, ...]:
+    """The numbers of a usage in the order of its columns; None where there is none, or none that its column holds."""
+    *whole, cost = (usage.get(key) for key in _USAGE)
+    return *(x if type(x) is int and x in INT64 else None for x in whole), number(cost)
 
 
 def _all_or_none(sizes: list[int], full: list[int]) -> bool:

@@ -1,0 +1,370 @@
+"""Re-scoring a run: what would other rewards have given? A new run of the same traces with new scores.
+
+    RUN ─► a part at a time: groups ─► Trace objects ─► signals (`scoring.py`) ─► new scores, old ones beside them
+                                   └─► rows with new scores ─► checks, conversion ─► RUN2, committed a part at a time
+
+A row of the new run differs from the recorded one in its scores, in what scoring leaves on a trace (info, usage and
+errors of judges, times of scoring), and in its outcome: the batch is converted again, with the step's own options.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rolltape.record.config import load_config
+from rolltape.record.folder import enter, installed_versions, next_attempt
+from rolltape.record.rescore_rows import Member, New, Unit, units
+from rolltape.record.rescore_step import regrouped, settle, with_scores
+from rolltape.record.rescored import Changes, changes, write_rescored
+from rolltape.record.scoring import Scorer
+from rolltape.record.secrets import Secrets
+from rolltape.replay.outcomes import read_outcomes
+from rolltape.replay.run import Run, open_run
+from rolltape.schema import jsontext
+from rolltape.schema.commits import Commit
+from rolltape.schema.errors import BadInput, CheckFailed, RunConflict
+from rolltape.schema.fields import ROW
+from rolltape.schema.parquet import put_once, write_parquet
+from rolltape.schema.paths import Part, RunPaths
+from rolltape.schema.table import with_outcomes
+
+Progress = Callable[[int, int], None]
+_STAMPED = ("rolltape", "verifiers", "renderers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RescoreOptions:
+    """How to re-score."""
+
+    keep: bool = False
+    """Keep the recorded scores of signals that cannot be scored offline, instead of null."""
+    concurrency: int = 64
+    """Traces that are scored, and in memory, at once; a group is never split."""
+    steps: tuple[int, ...] = ()
+    """Only these steps; empty takes all."""
+    split: str | None = None
+    """Only this split."""
+    resume: bool = False
+    """Go on with a re-scoring that was cut short."""
+    strict: bool = False
+    """Stop at the first trace that cannot be scored, and refuse a Task class of another name."""
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise BadInput(f"concurrency is {self.concurrency}; expected 1 or more.")
+
+
+@dataclass
+class Rescored:
+    """What re-scoring a run gave."""
+
+    run: str
+    """Id of the new run."""
+    source: str
+    signals: list[dict[str, Any]]
+    """Signals of the taskset: kind, name, weight, and why one is unscorable."""
+    steps: int = 0
+    """Parts scored by this call."""
+    resumed: int = 0
+    """Parts that were there already."""
+    notes: Counter[str] = field(default_factory=Counter)
+    """What else there is to know, and of how many traces or groups."""
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    """Traces that could not be scored: step, trace, signal, what was raised."""
+    changes: Changes | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        changed = {} if self.changes is None else self.changes.to_dict()
+        return {**self.__dict__, "notes": dict(self.notes), **changed, "changes": None} | changed
+
+
+def rescore(
+    source: str | Path,
+    config: str | Path,
+    out: str | Path,
+    options: RescoreOptions | None = None,
+    progress: Progress | None = None,
+) -> Rescored:
+    """Score the traces of the run at `source` by the taskset of the EnvConfig `config` into a new run at `out`.
+
+    `progress` is called with traces done and traces in all. Raises BadInput where the taskset does not load, has no
+    signal, or scores other task rows than the recorded ones; RunConflict where `out` holds something else; CheckFailed
+    where no trace of a step can be scored, or, with `strict`, one cannot. Steps that are committed by then stay.
+    """
+    options = options or RescoreOptions()
+    environment = load_config(config)
+    scorer = Scorer(environment)
+    run = open_run(source)
+    commits = _chosen(run, options)
+    result = Rescored("", run.run_id, _signals(scorer, run, commits))
+    _check_rows(scorer, run, commits, options, result)
+    target = _target(run, Path(out), environment, options, result)
+    secrets = Secrets().knowing(
+        environment.model_dump(mode="json"), environment=tuple(environment.harness.forward_env)
+    )
+    job = _Job(run, target, scorer, options, secrets, result, progress, sum(c.file.rows for c in commits))
+    for commit in commits:
+        job.part(commit)
+    result.changes = changes(target.paths, [c.part for c in job.written])
+    return result
+
+
+def _chosen(run: Run, options: RescoreOptions) -> list[Commit]:
+    """The newest commits of the steps that are asked for. Raises BadInput where there is none."""
+    splits = run.splits() if options.split is None else [options.split]
+    found = [c for split in splits for c in run.commits(split)]
+    chosen = [c for c in found if not options.steps or c.part.step in options.steps]
+    missing = sorted(set(options.steps) - {c.part.step for c in chosen})
+    if missing or not chosen:
+        what = f"step {missing[0]}" if missing else "a committed step"
+        where = "" if options.split is None else f" of split {options.split!r}"
+        have = sorted({c.part.step for c in found})
+        known = f"recorded are {len(have)} steps from {have[0]} to {have[-1]}" if have else "none is committed"
+        raise BadInput(f"{run.paths.root} holds no {what.removeprefix('a ')}{where} to re-score; {known}.")
+    return chosen
+
+
+# -- before anything is scored
+
+
+def _task_rows(run: Run, commits: Sequence[Commit]) -> Iterator[tuple[Commit, str, str | None, str | None, int]]:
+    """(commit, first trace id, task type, task row as JSON, traces) of each different row of each row group."""
+    for commit in commits:
+        for table in run.part_batches(commit, ("trace_id", "task_type", "task")):
+            groups = table.group_by(["task_type", "task"], use_threads=False)
+            for row in groups.aggregate([("trace_id", "first"), ("trace_id", "count")]).to_pylist():
+                yield commit, row["trace_id_first"], row["task_type"], row["task"], row["trace_id_count"]
+
+
+def _signals(scorer: Scorer, run: Run, commits: Sequence[Commit]) -> list[dict[str, Any]]:
+    """The signals as the first task has them. Raises BadInput where there is none, or its row is not the taskset's."""
+    for commit, trace, _, text, _ in _task_rows(run, commits):
+        signals = scorer.signals(_task(scorer, commit, trace, text))
+        if not signals:
+            raise BadInput(
+                f"{scorer.task_class.__name__} of {scorer.config.taskset.id!r} has no reward, metric or judge; there is "
+                "nothing to score by."
+            )
+        return [
+            {
+                "kind": s.kind,
+                "name": s.name,
+                "weight": s.weight if s.is_reward else None,
+                "unscorable": "it needs the runtime" if s.needs_runtime else None,
+            }
+            for s in signals
+        ]
+    raise BadInput(f"{run.paths.root} holds no trace; there is nothing to re-score.")
+
+
+def _check_rows(
+    scorer: Scorer, run: Run, commits: Sequence[Commit], options: RescoreOptions, result: Rescored
+) -> None:
+    """Raise BadInput unless every task row is one of the taskset's."""
+    name = scorer.task_class.__name__
+    others: Counter[str] = Counter()
+    for commit, trace, kind, text, count in _task_rows(run, commits):
+        _task(scorer, commit, trace, text)
+        if kind != name:
+            others[str(kind)] += count
+    for other, count in others.items():
+        if options.strict:
+            raise BadInput(
+                f"{count} traces were made by the task class {other!r}, and {scorer.config.taskset.id!r} scores by {name!r}. "
+                "Without --strict they are scored all the same, as their rows fit."
+            )
+        result.notes[f"traces made by the task class {other!r} and scored by {name!r}, whose rows fit"] += count
+
+
+def _task(scorer: Scorer, commit: Commit, trace: str, text: str | None) -> Any:
+    place = f"trace {trace} (step {commit.part.step} of {commit.part.split!r})"
+    if text is None:
+        raise BadInput(f"{place} holds no task row, so it cannot be scored again.")
+    try:
+        return scorer.task(text, jsontext.from_json(text))
+    except BadInput as error:
+        raise BadInput(
+            f"{place} cannot be scored by {scorer.config.taskset.id!r}: {error}. Name in --config the taskset that the "
+            "run was recorded with, or one whose task rows hold the same fields."
+        ) from error
+
+
+# -- the new run
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The run that is written."""
+
+    paths: RunPaths
+    run_id: str
+    attempt: int
+    versions: Mapping[str, str]
+
+    def part(self, part: Part) -> Part:
+        """Where a part of the recorded run goes."""
+        return replace(part, attempt=self.attempt)
+
+
+def _target(run: Run, out: Path, environment: Any, options: RescoreOptions, result: Rescored) -> _Target:
+    """Enter the folder of the new run. Raises RunConflict where it holds something else."""
+    paths = RunPaths(out)
+    if out.exists() and out.resolve() == run.paths.root.resolve():
+        raise BadInput(f"--out {out} is the run itself; a re-scored run is a new one, choose another folder.")
+    config = environment.model_dump(mode="json", exclude_none=True)
+    known = jsontext.to_json({"environment": config, "keep": options.keep})[0]
+    if paths.run.exists() and open_run(out).info.get("rescored_from") != run.run_id:
+        raise RunConflict(f"{out} holds a run that is no re-scoring of {run.paths.root}; choose a new folder.")
+    identity = {
+        "model": run.info.get("model"),
+        "tokenizer": run.info.get("tokenizer"),
+        "taskset": environment.taskset.id,
+        "rescored_from": run.run_id,
+        "rescored_by": hashlib.sha256(known.encode()).hexdigest()[:16],
+    }
+    result.run = enter(paths, identity, options.resume)
+    versions = installed_versions()
+    if not paths.attempt(0).exists():
+        settings = {"rescored": str(run.paths.root), "keep": options.keep, "environment": Secrets().mask(config)}
+        next_attempt(paths, 0, settings, versions)
+    return _Target(paths, result.run, 0, versions)
+
+
+@dataclass
+class _Job:
+    """Re-scores part after part."""
+
+    run: Run
+    target: _Target
+    scorer: Scorer
+    options: RescoreOptions
+    secrets: Secrets
+    result: Rescored
+    progress: Progress | None
+    total: int
+    done: int = 0
+    written: list[Commit] = field(default_factory=list)
+    next_sample: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def part(self, commit: Commit) -> None:
+        """Score and commit one part, unless it is committed already."""
+        mine = self.target.part(commit.part)
+        lane = (mine.split, mine.writer)
+        path = self.target.paths.commit(mine)
+        if path.exists():
+            there = Commit.read(path)
+            self.result.resumed += 1
+            self._tell(commit.file.rows)
+        else:
+            there = self._scored(commit, mine, self.next_sample.get(lane, 0))
+            self.result.steps += 1
+        self.written.append(there)
+        self.next_sample[lane] = max(self.next_sample.get(lane, 0), there.step.next_sample_index or 0)
+
+    def _tell(self, traces: int) -> None:
+        self.done += traces
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+    def _scored(self, commit: Commit, mine: Part, start: int) -> Commit:
+        """Score a part and write it. Samples are numbered from `start`, or from where they were."""
+        batches = list(self.run.part_batches(commit))
+        new = asyncio.run(self._all(batches, commit))
+        self._check(new, commit)
+        tables = [with_scores(batch, new, self.target.run_id, mine.attempt) for batch in batches]
+        groups = [regrouped(group, new) for group in commit.groups]
+        firsts = [g.first_sample_index for g in commit.groups if g.first_sample_index is not None]
+        outcomes = [o for batch in batches for o in read_outcomes(batch)]
+        made = settle(tables, groups, outcomes, commit.step, max(start, min(firsts, default=0)))
+        write_rescored(self.target.paths, mine, (row for item in new.values() for row in item.beside))
+        file = write_parquet(
+            self.target.paths.parquet(mine),
+            (with_outcomes(table, made.outcomes) for table in tables),
+            {name: self.target.versions[name] for name in _STAMPED if name in self.target.versions},
+        )
+        written = Commit(
+            part=mine,
+            file=file,
+            groups=sorted(made.groups, key=lambda g: g.group_index),
+            step=replace(made.step, attempt=mine.attempt),
+            sums=commit.sums,
+            fingerprint=ROW.fingerprint,
+            written_at=time.time(),
+        )
+        if not put_once(self.target.paths.commit(mine), written.to_bytes()):
+            raise RunConflict(f"{self.target.paths.commit(mine)} was written meanwhile; let one process re-score a run.")
+        return written
+
+    def _check(self, new: Mapping[str, New], commit: Commit) -> None:
+        """Raise CheckFailed where nothing could be scored, or with `strict` where something could not."""
+        attempted = sum(item.attempted for item in new.values())
+        failed = sum(item.failed for item in new.values())
+        if failed and (self.options.strict or failed == attempted):
+            first = next(f for f in self.result.failures if f["step"] == commit.part.step)
+            raise CheckFailed(
+                f"{failed} of {attempted} traces of step {commit.part.step} ({commit.part.split}) could not be scored; trace "
+                f"{first['trace_id']}: {first['signal']}: {first['error']}. Nothing of this step was written; steps before it "
+                "are committed, and --resume goes on from here."
+            )
+
+    # -- scoring the groups of a part
+
+    async def _all(self, batches: Sequence[pa.Table], commit: Commit) -> dict[str, New]:
+        """Every trace of a part, group by group, as many at once as `concurrency` allows."""
+        new: dict[str, New] = {}
+        room = asyncio.Semaphore(self.options.concurrency)
+
+        async def one(unit: Unit, taken: int) -> None:
+            try:
+                new.update(await self._unit(unit, commit))
+                self._tell(unit.table.num_rows)
+            finally:
+                for _ in range(taken):
+                    room.release()
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for unit in units(batches, commit.groups):
+                    taken = min(unit.table.num_rows, self.options.concurrency)
+                    for _ in range(taken):
+                        await room.acquire()
+                    tasks.create_task(one(unit, taken))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return new
+
+    async def _unit(self, unit: Unit, commit: Commit) -> dict[str, New]:
+        """The traces of one group, or one that belongs to none."""
+        members = unit.members(self.scorer)
+        await asyncio.gather(*(self.scorer.score(m.scored) for m in members if m.scored and m.untouched is None))
+        await self._group(unit, members)
+        for member in members:
+            if member.untouched is not None:
+                self.result.notes[f"traces not scored: {member.untouched}"] += 1
+            place = {"step": commit.part.step, "split": commit.part.split, "trace_id": member.trace_id}
+            failures = member.failures.items()
+            self.result.failures += [{**place, "signal": signal, "error": error} for signal, error in failures]
+        place = {"split": commit.part.split, "step": commit.part.step}
+        return {m.trace_id: m.new(place, self.options.keep, self.secrets) for m in members}
+
+    async def _group(self, unit: Unit, members: Sequence[Member]) -> None:
+        """Group rewards, where the task has them and the whole group is there and sound; else why not."""
+        if not any(s["kind"] == "group reward" for s in self.result.signals):
+            return
+        group, why = unit.whole(members)
+        if why is None:
+            await self.scorer.score_group([m.scored for m in group if m.scored is not None])
+        elif unit.group is not None:
+            self.result.notes["groups without group rewards, for they are not whole"] += 1
+        for member in members:
+            member.ungrouped = why or (None if member in group else "the trace is not the last try of its rollout")

@@ -1,0 +1,147 @@
+"""`rolltape rescore`: what would other rewards have given?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rolltape.replay.console import err, out, print_json, progress, table
+
+if TYPE_CHECKING:
+    from rolltape.record.rescore import Rescored
+
+SHOWN = 10
+"""Rows of the tables of groups and traces, and failures, that are printed; --json has more."""
+
+
+def rescore(
+    run: Annotated[str, typer.Argument(help="Folder of the recorded run.", show_default=False)],
+    config: Annotated[
+        Path, typer.Option(help="Verifiers' EnvConfig as TOML: the taskset to score by.", show_default=False)
+    ],
+    to: Annotated[str, typer.Option("--out", help="Folder of the new run.", show_default=False)],
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep-unscorable", help="Keep the recorded scores of signals that cannot be scored offline, not null."
+        ),
+    ] = False,
+    concurrency: Annotated[int, typer.Option(help="Traces scored at once.")] = 64,
+    step: Annotated[list[int] | None, typer.Option(help="Only this step; repeatable.", show_default=False)] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Only this split: train, eval or eval-NAME.", show_default=False)
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a re-scoring into --out that was cut short.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first trace that cannot be scored; its step is not written.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Score recorded traces again by a taskset's rewards, metrics, judges and group rewards, into a new run.
+
+    Nothing is sampled: the same traces get new scores, and group rewards compare whole recorded groups. What needs the
+    runtime of the live rollout (a sandbox, its files) is named, and null unless --keep-unscorable. Old scores stand beside
+    new ones in OUT/rescored/, and both runs join by trace_id. Each step is committed by itself.
+
+    Exit code: 0 scored; 1 some traces could not be scored; 2 refused, or stopped by --strict.
+
+    Example: rolltape rescore runs/first --config env.toml --out runs/first-stricter
+    """
+    from rolltape.record.versions import check_live
+
+    check_live()
+    from rolltape.record.rescore import RescoreOptions
+    from rolltape.record.rescore import rescore as score_again
+
+    options = RescoreOptions(
+        keep=keep, concurrency=concurrency, steps=tuple(step or ()), split=split, resume=resume, strict=strict
+    )
+    try:
+        with progress("re-scoring, traces") as tell:
+            result = score_again(run, config, to, options, tell)
+    except KeyboardInterrupt:
+        err.print(f"Stopped. The steps that were done are in {to}; --resume goes on.", markup=False, soft_wrap=True)
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json({"path": to, **result.to_dict()})
+    else:
+        print_rescored(run, to, result)
+    raise typer.Exit(1 if result.failures else 0)
+
+
+def print_rescored(run: str, to: str, result: Rescored) -> None:
+    """A re-scoring as tables: what changed by name, the groups and traces that changed most, and what could not be scored."""
+    assert result.changes is not None
+    counts = result.changes.counts
+    resumed = f" ({result.resumed} of them before)" if result.resumed else ""
+    _say(
+        f"{run} → {to}: {result.steps + result.resumed} parts{resumed}, {counts['traces']} traces, {counts['scored']} scored, "
+        f"{counts['failed']} failed, {counts['untouched']} untouched; the total reward of {counts['changed']} changed"
+    )
+    for line in _named(result.signals):
+        _say(line)
+    for note, count in result.notes.items():
+        _say(f"{count} {note}")
+    out.print()
+    columns = ("score", "weight", "scored then", "now", "mean then", "now ", "changed", "what became of it")
+    rows = [_row(name) for name in result.changes.names]
+    out.print(table("Scores, as weighted contributions and metrics", columns, rows, right=columns[1:-1]))
+    _print_changes(result)
+    for failed in result.failures[:SHOWN]:
+        _say(f"not scored: trace {failed['trace_id']} (step {failed['step']}), {failed['signal']}: {failed['error']}")
+    _more(len(result.failures), "failures")
+
+
+def _named(signals: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The signals that cannot be scored offline, as a line."""
+    unscorable = [f"{s['name']} ({s['kind']})" for s in signals if s["unscorable"]]
+    return [f"cannot be scored without the runtime: {', '.join(unscorable)}"] if unscorable else []
+
+
+def _row(name: Mapping[str, Any]) -> tuple[Any, ...]:
+    statuses = {k: n for k, n in name["statuses"].items() if k not in ("scored",)}
+    became = ", ".join(f"{n} {status}" for status, n in statuses.items())
+    label = "total reward" if name["kind"] == "total" else name["name"]
+    label += " (metric)" if name["kind"] == "metric" else ""
+    weights = ", ".join(f"{w:g}" for w in name["weights"] or ())
+    means = (_number(name["old_mean"]), _number(name["new_mean"]))
+    return label, weights, name["old_scored"], name["new_scored"], *means, name["changed"], became
+
+
+def _print_changes(result: Rescored) -> None:
+    assert result.changes is not None
+    places = ("step", "group", "task", "reward", "sum then", "now", "difference")
+    groups = [
+        (g["step"], g["group_index"], g["task_name"], g["name"], *map(_number, (g["old"], g["new"], g["difference"])))
+        for g in result.changes.groups[:SHOWN]
+    ]
+    if groups:
+        out.print()
+        title = f"Group sums that changed most ({len(result.changes.groups)} changed)"
+        out.print(table(title, places, groups, right=(places[0], places[1], *places[4:])))
+    traces = [
+        (t["step"], t["group_index"], t["task_name"], t["trace_id"], *map(_number, (t["old"], t["new"], t["difference"])))
+        for t in result.changes.traces[:SHOWN]
+    ]
+    if traces:
+        out.print()
+        columns = ("step", "group", "task", "trace", "total then", "now", "difference")
+        out.print(table("Traces that changed most", columns, traces, right=("step", "group", *columns[4:])))
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _more(count: int, what: str) -> None:
+    if count > SHOWN:
+        _say(f"… and {count - SHOWN} more {what}; --json lists them")
+
+
+def _say(line: str) -> None:
+    out.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,105 @@
+"""A re-scored part: its rows with new scores, its groups' sums, and the batch that its conversion gives now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from rolltape.record.parts import counted
+from rolltape.record.rescore_rows import CHANGED, New
+from rolltape.replay.convert import Conversion, SampleGroup, convert, flatten
+from rolltape.replay.digest import digest
+from rolltape.replay.options import ConvertOptions
+from rolltape.replay.outcomes import finish
+from rolltape.schema.fields import TRACE
+from rolltape.schema.records import Group, Outcome, Step, sum_rewards
+
+SETTLED = ("retried", "cancelled", "interrupted", "filtered", "leftover", "eval")
+"""Dispositions that other scores do not change."""
+
+
+def with_scores(table: pa.Table, new: Mapping[str, New], run: str, attempt: int) -> pa.Table:
+    """Rows of the recorded run as rows of the new one, without their outcomes."""
+    traces = table.column("trace_id").to_pylist()
+    table = table.select(TRACE.arrow.names)
+    columns: dict[str, list[Any]] = {"run": [run] * len(traces), "attempt": [attempt] * len(traces)}
+    for name in CHANGED:
+        old = table.column(name).to_pylist(maps_as_pydicts="strict" if TRACE.by_name[name].shape == "name" else None)
+        found = [new[trace].columns for trace in traces]
+        columns[name] = [then if now is None else now[name] for then, now in zip(old, found, strict=True)]
+    for name, values in columns.items():
+        field = TRACE.by_name[name]
+        if field.shape == "name":
+            values = [None if value is None else list(value.items()) for value in values]
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, table.schema.field(place), pa.array(values, field.arrow_type))
+    return table
+
+
+def regrouped(group: Group, new: Mapping[str, New]) -> Group:
+    """The group record with the sums of the new scores. Its samples are numbered anew."""
+    rewards = sum_rewards([new[t].rewards for t in group.trace_ids if t in new])
+    return replace(group, rewards=rewards, first_sample_index=None)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a part is committed with."""
+
+    groups: list[Group]
+    outcomes: list[Outcome]
+    step: Step
+
+
+def settle(
+    tables: Sequence[pa.Table], groups: Sequence[Group], outcomes: Sequence[Outcome], step: Step, start: int
+) -> Settled:
+    """Convert a part again and say what became of each trace.
+
+    `groups`: without sample indices; `outcomes`, `step`: as recorded. Samples are numbered from `start`. A reward that a
+    hook of the trainer had changed is left out, for it was made of the old score; removals and recomputed log-probs stay.
+    """
+    table = pa.concat_tables(tables) if tables else TRACE.arrow.empty_table()
+    traces = table.column("trace_id").to_pylist()
+    before = {o.trace_id: replace(o, handed_reward=None) for o in outcomes}
+    counts = {"started": step.counts["started"]} if "started" in step.counts else {}
+    order = step.batch
+    step = replace(step, counts=counts, batch=None, digest_converted=None, digest_handed=None)
+    if step.split != "train":
+        now = [before.get(t) or Outcome(trace_id=t, disposition="eval") for t in traces]
+        return Settled(list(groups), now, counted(step, now, traces))
+    options = replace(ConvertOptions.from_dict(step.options), strict=False)
+    conversion = convert(table, groups, options, start=start)
+    grouped = {t for record in conversion.records for t in record.trace_ids}
+    now = [_outcome(t, before.get(t), conversion, t in grouped) for t in traces]
+    indices = _indices(finish(conversion.groups, now))
+    same = order is not None and sorted(order) == sorted(indices)
+    step = replace(step, options=options.to_dict(), batch=order if same else indices)
+    handed = finish(conversion.groups, now, step)
+    step = replace(
+        step,
+        next_sample_index=max([start, *(index + 1 for index in _indices(conversion.groups))]),
+        digest_converted=digest(conversion.groups),
+        digest_handed=digest(handed),
+    )
+    return Settled(conversion.records, now, counted(step, now, traces))
+
+
+def _indices(groups: Sequence[SampleGroup]) -> tuple[int, ...]:
+    return tuple(sample.index or 0 for group in groups for sample in flatten(group))
+
+
+def _outcome(trace: str, before: Outcome | None, conversion: Conversion, grouped: bool) -> Outcome:
+    if before is not None and before.disposition in SETTLED:
+        return before
+    if trace in conversion.dropped:
+        disposition, reason = conversion.dropped[trace]
+        return Outcome(trace_id=trace, disposition=disposition, reason=reason)
+    if grouped:
+        return replace(before or Outcome(trace_id=trace, disposition=""), disposition="emitted", reason=None)
+    if before is None or before.disposition == "emitted":
+        return Outcome(trace_id=trace, disposition="leftover", reason="it is in no group record")
+    return before

@@ -36,12 +36,13 @@ DIGEST_FIELDS = (
 )
 """Fields that enter as JSON, in order; `tokens`, `loss_mask` and `rollout_log_probs` enter as arrays before them."""
 
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr).encode
+canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr).encode
+"""A value as the one JSON text that stands for it."""
 
 
-def digest(groups: Sequence[SampleGroup]) -> str:
-    """sha256 (64 hex digits) of a batch."""
-    sha = hashlib.sha256(f"rolltape converter {CONVERTER_VERSION}\n".encode())
+def digest(groups: Sequence[SampleGroup], version: int | None = None) -> str:
+    """sha256 (64 hex digits) of a batch, made by the converter of `version`; None is the one of today."""
+    sha = hashlib.sha256(f"rolltape converter {CONVERTER_VERSION if version is None else version}\n".encode())
     for group in groups:
         sha.update(f"group {len(group)}\n".encode())
         for item in group:
@@ -62,5 +63,5 @@ def sample_parts(sample: Sample) -> tuple[bytes, ...]:
         np.asarray(sample.tokens, "<i4").tobytes(),
         bytes(sample.loss_mask or ()),
         np.asarray(sample.rollout_log_probs or (), "<f4").tobytes(),
-        _encode(fields).encode(),
+        canonical(fields).encode(),
     )

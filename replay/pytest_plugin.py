@@ -1,0 +1,231 @@
+"""A pytest plugin that replays recorded runs: `pytest --rolltape DIR`.
+
+One test for each run, split and step: its rows go through the converter of today and `finish`, and the first field that is
+not as it was fails the test with its exact place. Nothing is written, so workers may share the runs.
+
+This module is imported in every test run of every project that has rolltape installed: it imports nothing but pytest and
+the standard library until a run is given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from rolltape.replay.folders import need_runs
+
+if TYPE_CHECKING:
+    from rolltape.replay.run import Run
+
+INI = "rolltape_runs"
+
+
+class _Runs:
+    """The runs of a test session, by their real path."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        given, configured = config.getoption("rolltape"), config.getini(INI)
+        self.asked = _real(config.invocation_params.dir / name for name in given)
+        """Of the command line: replayed whatever else is collected."""
+        self.all = {**self.asked, **_real(Path(name) for name in configured)}
+        """Also of the configuration: replayed where pytest comes upon their folders."""
+        self.collected: set[Path] = set()
+
+
+_RUNS = pytest.StashKey[_Runs]()
+
+
+def _real(folders: Any) -> dict[Path, Path]:
+    try:
+        return {Path(os.path.realpath(run)): run for folder in folders for run in need_runs(folder)}
+    except OSError as error:
+        raise pytest.UsageError(f"--rolltape (or {INI}): {error}") from None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option and the setting."""
+    group = parser.getgroup("rolltape", "replay of recorded runs")
+    group.addoption(
+        "--rolltape",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="replay the recorded run in DIR, or the runs below it, through today's converter; repeatable",
+    )
+    parser.addini(INI, "folders of recorded runs that are replayed when they are collected", type="paths", default=[])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find the runs; none where there should be some is a usage error."""
+    config.addinivalue_line("markers", "rolltape: the replay of a step of a recorded run")
+    config.stash[_RUNS] = _Runs(config)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """How many runs, and by which converter."""
+    if not (runs := config.stash[_RUNS].all):
+        return None
+    from rolltape.replay.options import CONVERTER_VERSION
+
+    return f"rolltape: {len(runs)} recorded runs, version {CONVERTER_VERSION} of the converter"
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """A run that is to be replayed is collected as such."""
+    runs = parent.config.stash[_RUNS]
+    real = Path(os.path.realpath(path)) if runs.all else path
+    if real not in runs.all:
+        return None
+    runs.collected.add(real)
+    return RecordedRun.from_parent(parent, path=path)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
+    """Runs of the command line that lie in no collected folder."""
+    runs = session.config.stash[_RUNS]
+    for real, path in runs.asked.items():
+        if real not in runs.collected:
+            runs.collected.add(real)
+            items.extend(session.genitems(RecordedRun.from_parent(session, path=path)))
+
+
+class RecordedRun(pytest.File):
+    """A run: a test for each of its steps."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Steps that were recorded, those missing between them, and those that were approved and are gone."""
+        from rolltape.replay.run import open_run
+        from rolltape.schema.errors import RolltapeError
+
+        try:
+            run = open_run(self.path)
+            steps = _steps(run)
+        except (RolltapeError, OSError) as error:
+            yield _Unreadable.from_parent(self, name="run", why=str(error))
+            return
+        if not steps:
+            yield _Unreadable.from_parent(self, name="run", why=f"{self.path} holds no step, so nothing is replayed.")
+        for split, step in steps:
+            yield ReplayedStep.from_parent(self, name=f"{split}-{step}", run=run, split=split, step=step)
+
+
+class _RolltapeItem(pytest.Item):
+    def __init__(self, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.add_marker("rolltape")
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """Where and what."""
+        return self.path, None, f"replay of {self.name}"
+
+
+class _Unreadable(_RolltapeItem):
+    """Stands for a run that cannot be opened: fails with the reason, and lets other tests run."""
+
+    def __init__(self, *, why: str, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.why = why
+
+    def runtest(self) -> None:
+        """Fail."""
+        _fail(self.why)
+
+
+class ReplayedStep(_RolltapeItem):
+    """One step of a run, all writers of it."""
+
+    def __init__(self, *, run: Run, split: str, step: int, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.run, self.split, self.step = run, split, step
+
+    def runtest(self) -> None:
+        """Replay; fail at the first difference, skip an evaluation with which nothing can be compared."""
+        from rolltape.replay.replayed import replay
+        from rolltape.schema.errors import RolltapeError
+
+        try:
+            self._need_recorded()
+            verdicts = [v for part in replay(self.run, self.split, self.step) for v in part.verdicts()]
+        except RolltapeError as error:
+            _fail(str(error))
+        for verdict in verdicts:
+            if verdict.state == "differs" or (verdict.state == "unknown" and self.split == "train"):
+                _fail(verdict.message)
+        for verdict in verdicts:
+            if verdict.state == "unknown":
+                pytest.skip(_short(verdict.message))
+
+    def _need_recorded(self) -> None:
+        """Fail where the step is not in the run."""
+        from rolltape.replay.approve import approved_files
+        from rolltape.schema.paths import part_of
+
+        if any((p.split, p.step) == (self.split, self.step) for p in _parts(self.run)):
+            return
+        where = f"{self.run.paths.root}, step {self.step} of {self.split}"
+        if any(p and (p.split, p.step) == (self.split, self.step) for p in map(part_of, approved_files(self.run))):
+            _fail(
+                f"{where}: its Samples were approved, but the recording holds it no more; restore it, or approve again."
+            )
+        _fail(f"{where}: not recorded, but later steps are; its commit is missing. Restore it from a copy.")
+
+
+def _parts(run: Run) -> set[Any]:
+    return {commit.part for commit in run.all_commits} | {part for part, _ in run.broken}
+
+
+def _steps(run: Run) -> Sequence[tuple[str, int]]:
+    """(split, step) of what is to be replayed, and of what is missing."""
+    from rolltape.replay.approve import approved_files
+    from rolltape.schema.paths import part_of
+
+    newest = run.newest(_parts(run))
+    found = {(part.split, part.step) for part in newest}
+    trained = [step for split, step in found if split == "train"]
+    gaps = {("train", step) for step in range(min(trained), max(trained))} if trained else set()
+    approved = {part for path in approved_files(run) if (part := part_of(path)) is not None}
+    gone = {(part.split, part.step) for part in approved - _parts(run)}
+    return sorted(found | gaps | gone, key=lambda place: (place[0] != "train", place))
+
+
+def _short(message: str) -> str:
+    """`message` as a terminal takes it, its paths as people type them."""
+    from rolltape.replay.console import printable
+
+    return printable(message.replace(f"{Path.cwd()}{os.sep}", ""))
+
+
+def _fail(message: str) -> NoReturn:
+    pytest.fail(_short(message), pytrace=False)
+
+
+# -- for tests that people write
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `rolltape_run` is run once for each run."""
+    if "rolltape_run" not in metafunc.fixturenames:
+        return
+    runs = list(metafunc.config.stash[_RUNS].all.values())
+    root = metafunc.config.rootpath
+    names = [path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path) for path in runs]
+    none = pytest.param(None, marks=pytest.mark.skip(reason=f"no recorded run: give --rolltape DIR, or set {INI}"))
+    metafunc.parametrize("rolltape_run", runs or [none], ids=names or ["none"], indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def rolltape_run(request: pytest.FixtureRequest) -> Run:
+    """A recorded run (`rolltape.replay.Run`); the test runs once for each one given by --rolltape or `rolltape_runs`."""
+    from rolltape.replay.run import open_run
+    from rolltape.schema.errors import RolltapeError
+
+    try:
+        return open_run(request.param)
+    except RolltapeError as error:
+        _fail(str(error))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -20,6 +20,9 @@ from rolltape.schema.paths import Part, RunPaths, part_of
 from rolltape.schema.records import Group, Step
 from rolltape.schema.sealed import unseal
 from rolltape.schema.storage import AnyPath, StorePath, each, listed, place, size_of
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 @dataclass(frozen=True)
@@ -236,3 +239,15 @@ class Run:
     ) -> list[Step]:
         """Step records, in order of step and writer."""
         return [c.step for c in self.commits(split, steps, attempt=attempt)]
+
+    def sql(
+        self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None, **selection: Any
+    ) -> duckdb.DuckDBPyRelation:
+        """Ask the run a question in SQL: a DuckDB relation over the views that `rolltape sql --schema` prints.
+
+        `.fetchall()`, `.to_arrow_table()` and `.df()` fetch it. Training, newest attempts, unless told otherwise:
+        `split`, `attempt`, `all_attempts`, `live` (see `rolltape.replay.sql.Selection`). Raises BadInput for what is no query.
+        """
+        from rolltape.replay.sql import sql
+
+        return sql(self, query, parameters=parameters, **selection)

@@ -1,0 +1,271 @@
+"""Which rows a query sees: the parts that commits name, as Arrow data that DuckDB reads no more of than it needs.
+
+Every file comes with what its commit says of it (run, split, step, attempt, writer, whether it is superseded), so a query for
+some steps opens the files of those steps only. Page checksums are verified. Files of other schema versions are read beside
+ours: columns they lack are null, columns they add come last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyarrow import fs
+
+from rolltape.replay.run import Run
+from rolltape.schema.commits import Commit
+from rolltape.schema.errors import BadInput, Damaged
+from rolltape.schema.fields import GROUP, ROW, STEP
+from rolltape.schema.parquet import open_parquet
+
+_PLAIN = pa.schema([f.remove_metadata() for f in ROW.arrow])
+_ADDED = pa.schema(
+    [("_run", pa.string()), ("_run_id", pa.string()), ("_superseded", pa.bool_()), ("_journaled", pa.bool_())]
+)
+_FORMAT = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
+_OF_STEP = pa.schema(
+    [
+        *_ADDED,
+        *(f.remove_metadata() for f in STEP.arrow),
+        *(pa.field(n, pa.int64()) for n in ("rows", "bytes", "tokens", "sampled_tokens")),
+        pa.field("committed_at", pa.float64()),
+    ]
+)
+_OF_GROUP = pa.schema(
+    [*_ADDED, ("attempt", pa.int32()), ("writer", pa.string()), *(f.remove_metadata() for f in GROUP.arrow)]
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which of the recorded rows a query sees."""
+
+    split: str | Sequence[str] | None = "train"
+    """`train`, `eval`, `eval-<name>`, several of them, or None for all."""
+    attempt: int | None = None
+    """Only what this attempt recorded; None takes the newest of each step."""
+    all_attempts: bool = False
+    """Also what newer attempts took back, with `superseded` set."""
+    live: bool = False
+    """Also what journals hold and no commit does."""
+
+    def __post_init__(self) -> None:
+        if self.all_attempts and self.attempt is not None:
+            raise BadInput("one attempt and all attempts were asked for; choose one of the two.")
+
+    def splits(self, runs: Iterable[Run]) -> list[str]:
+        """The splits to read. Raises BadInput where none of the runs has one that is asked for."""
+        have = sorted({s for run in runs for s in run.splits()}, key=lambda s: (s != "train", s))
+        if self.split is None:
+            return have
+        wanted = [self.split] if isinstance(self.split, str) else list(self.split)
+        missing = [s for s in wanted if s not in have and s != "train"]
+        if missing:
+            raise BadInput(f"split {missing[0]!r} was not recorded; recorded are {', '.join(have) or 'none'}.")
+        return wanted
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A committed part that a query sees."""
+
+    label: str
+    """What the column `run` says."""
+    run: Run
+    commit: Commit
+    superseded: bool
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """A name for each run: its folder's, with as much of the path before it as tells the runs apart.
+
+    Raises BadInput where one run is given twice.
+    """
+    places = [str(run.paths.root.absolute()) for run in runs]
+    parts = [tuple(p for p in place.split("/") if p) for place in places]
+    for place in places:
+        if places.count(place) > 1:
+            raise BadInput(f"{place} is given twice; each run may be queried once.")
+    for length in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(p[-length:]) for p in parts]
+        if len(set(names)) == len(names):
+            return names
+    return places
+
+
+def chosen(runs: Sequence[Run], selection: Selection) -> list[Chosen]:
+    """The committed parts that a query sees, in order of run, split, step and writer.
+
+    Raises Damaged where a commit among them cannot be read, BadInput where nothing of what is asked for was recorded.
+    """
+    result: list[Chosen] = []
+    for label, run in zip(labels(runs), runs, strict=True):
+        for split in selection.splits(runs):
+            result += (Chosen(label, run, c, s) for c, s in _commits(run, split, selection))
+    if selection.attempt is not None and not result:
+        have = sorted({c.part.attempt for run in runs for c in run.all_commits})
+        there = ", ".join(map(str, have)) or "none"
+        raise BadInput(f"attempt {selection.attempt} recorded nothing of that; attempts with steps are {there}.")
+    return result
+
+
+def _commits(run: Run, split: str, selection: Selection) -> Iterator[tuple[Commit, bool]]:
+    newest = {c.part for c in run.commits(split)} if selection.attempt is None else set()
+    if selection.all_attempts:
+        for part, error in run.broken:
+            if part.split == split:
+                raise error
+        found = [c for c in run.all_commits if c.part.split == split]
+    else:
+        found = run.commits(split, attempt=selection.attempt)
+    for commit in found:
+        yield commit, commit.part not in newest if selection.attempt is None else run.superseded(commit.part)
+
+
+# -- rows
+
+
+def rows(parts: Sequence[Chosen], journaled: pa.Table | None = None) -> ds.Dataset:
+    """The rows of `parts`, and those of `journaled`, with the columns `_run`, `_run_id`, `_superseded`, `_journaled`.
+
+    Raises Damaged where a file is missing or not the one that was committed.
+    """
+    check_files(parts)
+    schema = pa.unify_schemas([_PLAIN, _ADDED, *_other_schemas(parts)])
+    datasets = [_dataset(found, schema) for _, found in itertools.groupby(parts, lambda p: p.label)]
+    if journaled is not None:
+        datasets.append(ds.InMemoryDataset(_as(journaled, schema)))
+    if not datasets:
+        return ds.InMemoryDataset(schema.empty_table())
+    return datasets[0] if len(datasets) == 1 else ds.UnionDataset(schema, datasets)
+
+
+def _dataset(parts: Iterable[Chosen], schema: pa.Schema) -> ds.Dataset:
+    """The files of one run."""
+    found = [(*located(part.run.paths.parquet(part.commit.part)), _said(part)) for part in parts]
+    paths, known = [path for _, path, _ in found], [said for _, _, said in found]
+    return ds.FileSystemDataset.from_paths(paths, schema, _FORMAT, found[0][0], partitions=known)
+
+
+def located(path: Any) -> tuple[fs.FileSystem, str]:
+    """The file system that Arrow reads a path through, and the path's name in it."""
+    if isinstance(path, Path):
+        return _LOCAL, str(path.absolute())
+    return path.files, path.key
+
+
+_LOCAL = fs.LocalFileSystem()
+
+
+def _said(part: Chosen) -> pc.Expression:
+    """What is known of every row of a part without opening its file."""
+    step = part.commit.step
+    known = {
+        **_constants(part),
+        "split": step.split,
+        "step": step.step,
+        "attempt": step.attempt,
+        "writer": step.writer,
+    }
+    result = pc.scalar(True)
+    for name, value in known.items():
+        kind = _PLAIN.field(name).type if name in _PLAIN.names else _ADDED.field(name).type
+        result = result & (pc.field(name) == pa.scalar(value, kind))
+    return result
+
+
+def _constants(part: Chosen) -> dict[str, Any]:
+    return {"_run": part.label, "_run_id": part.run.run_id, "_superseded": part.superseded, "_journaled": False}
+
+
+def check_files(parts: Iterable[Chosen]) -> None:
+    """Refuse a part whose file is not as long as it was when it was committed. Raises Damaged."""
+    for part in parts:
+        path = part.run.paths.parquet(part.commit.part)
+        found, committed = _size(path), part.commit.file.bytes
+        if found is None:
+            raise Damaged(f"{path}: the commit names this file, but it is missing; restore it from a copy.")
+        if found != committed:
+            raise Damaged(f"{path}: {found} bytes, but {committed} were committed; restore it from a copy.")
+
+
+def _size(path: Any) -> int | None:
+    try:
+        return os.stat(path).st_size if isinstance(path, Path) else int(path.size())
+    except FileNotFoundError:
+        return None
+
+
+def _other_schemas(parts: Iterable[Chosen]) -> Iterator[pa.Schema]:
+    """The columns of files whose commit says that they are not ours: one file of each fingerprint is looked at."""
+    first: dict[str, Chosen] = {}
+    for part in parts:
+        first.setdefault(part.commit.fingerprint, part)
+    for fingerprint, part in first.items():
+        if fingerprint != ROW.fingerprint:
+            found = open_parquet(part.run.paths.parquet(part.commit.part)).schema_arrow
+            yield pa.schema([f.remove_metadata() for f in found])
+
+
+def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """`table` with the columns of `schema`: null where it has none."""
+    columns = [
+        table.column(f.name).cast(f.type) if f.name in table.column_names else pa.nulls(table.num_rows, f.type)
+        for f in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+# -- records
+
+
+def steps(parts: Sequence[Chosen]) -> pa.Table:
+    """The step records of `parts`, one row each."""
+    return _table([_step(part) for part in parts], _OF_STEP)
+
+
+def _step(part: Chosen) -> Mapping[str, Any]:
+    commit = part.commit
+    return {
+        **_constants(part),
+        **commit.step.to_dict(),
+        "options": _json(commit.step.options),
+        "rows": commit.file.rows,
+        "bytes": commit.file.bytes,
+        "tokens": commit.sums.get("tokens"),
+        "sampled_tokens": commit.sums.get("sampled_tokens"),
+        "committed_at": commit.written_at,
+    }
+
+
+def groups(parts: Sequence[Chosen]) -> pa.Table:
+    """The group records of `parts`, one row each."""
+    records = [
+        {**_constants(p), "attempt": p.commit.part.attempt, "writer": p.commit.part.writer, **g.to_dict()}
+        for p in parts
+        for g in sorted(p.commit.groups, key=lambda g: g.group_index)
+    ]
+    return _table(records, _OF_GROUP)
+
+
+def _table(records: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    columns = [pa.array([_cell(r[f.name], f.type) for r in records], f.type) for f in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _cell(value: Any, type_: pa.DataType) -> Any:
+    return list(value.items()) if pa.types.is_map(type_) and value is not None else value
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(dict(value), ensure_ascii=True)

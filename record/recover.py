@@ -76,8 +76,9 @@ class Recovered:
 def recover(path: str | AnyPath, state: str | Path | None = None) -> Recovered:
     """Settle the leftovers of dead writers in the run at `path`. Safe to call again, also after it was killed itself.
 
-    Of a run in an object store, the leftovers of this machine's writers: their journals are looked for below `state`. What cannot be read, or not be written now, is named in `faults` and stays where it is. Raises RunNotFound where there
-    is no run.
+    Of a run in an object store: the leftovers of this machine's writers, whose journals are looked for below `state`. What
+    cannot be read, or not be written now, is named in `faults` and stays where it is. Raises RunNotFound where there is no
+    run.
     """
     paths = open_run(place(path, state)).paths
     with one_at_a_time(paths):
@@ -261,12 +262,12 @@ def _of(left: _StepLeft, trace: str) -> Outcome:
 
 
 def _stream(rows: Sequence[tuple[Place, int | Row]], descriptor: int, result: Recovered) -> Iterator[Row]:
-    for _, place in rows:
-        if isinstance(place, Row):
-            yield place
+    for _, held in rows:
+        if isinstance(held, Row):
+            yield held
             continue
         try:
-            row = read_at(descriptor, place).row
+            row = read_at(descriptor, held).row
         except (RolltapeError, OSError) as error:
             result.faults.append(str(error))
             continue

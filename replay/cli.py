@@ -17,13 +17,16 @@ from rolltape.schema.fields import RECORDS, ROW, SCHEMA_VERSION
 
 _ELSEWHERE = {
     "export": ("rolltape.replay.export_cli", "export", ""),
+    "diff": ("rolltape.replay.diff_cli", "diff", ""),
     "demo": ("rolltape.record.demo.cli", "demo", "live"),
     "record": ("rolltape.record.cli", "record", "live"),
     "engine": ("rolltape.record.engine.cli", "engine", "live"),
     "recover": ("rolltape.record.recover_cli", "recover", "live"),
+    "rescore": ("rolltape.record.rescore_cli", "rescore", "live"),
     "launch": ("rolltape.record.launch_cli", "launch_command", "live"),
     "approve": ("rolltape.replay.approve_cli", "approve_command", ""),
     "list": ("rolltape.replay.list_cli", "list_command", ""),
+    "stats": ("rolltape.replay.stats_cli", "stats_command", ""),
 }
 """Commands of other modules: module, function, and the extra that the module needs."""
 _ORDER = (
@@ -134,7 +137,7 @@ def schema(
 @app.command("import")
 def import_command(
     file: Annotated[Path, typer.Argument(help="A traces.jsonl of Verifiers 0.2.")],
-    run: Annotated[Path, typer.Option(help="Folder of the new run.", show_default=False)],
+    run: Annotated[str, typer.Option(help="Folder or URL of the new run.", show_default=False)],
     as_json: JsonOption = False,
 ) -> None:
     """Bring traces that Verifiers wrote into a run. The traces of one task become one group.
@@ -161,7 +164,7 @@ def import_command(
 
 @app.command("verify")
 def verify_command(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    run: Annotated[str, typer.Argument(help="Folder or URL of the run.")],
     expect: Annotated[
         Path | None, typer.Option(help="TOML of expectations: branches, group_size, group_reward_sum …")
     ] = None,
@@ -194,7 +197,7 @@ def verify_command(
 
 @app.command("convert")
 def convert_command(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    run: Annotated[str, typer.Argument(help="Folder or URL of the run.")],
     to: Annotated[
         str, typer.Option("--out", help="Files to write, such as 'out/{rollout_id}.pt'; also .jsonl, .parquet.")
     ],

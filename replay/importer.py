@@ -22,6 +22,7 @@ from rolltape.schema.parquet import ROW_GROUP_BYTES, put_once, write_parquet
 from rolltape.schema.paths import Part, RunPaths
 from rolltape.schema.records import Context, Group, Step
 from rolltape.schema.sealed import seal
+from rolltape.schema.storage import AnyPath, place
 from rolltape.schema.table import rows_to_table, with_outcomes
 
 
@@ -44,13 +45,13 @@ class Imported:
         return dict(self.__dict__)
 
 
-def import_file(source: str | Path, run: str | Path, progress: Callable[[int], None] | None = None) -> Imported:
+def import_file(source: str | Path, run: str | AnyPath, progress: Callable[[int], None] | None = None) -> Imported:
     """Import a traces.jsonl of Verifiers 0.2.0 as step 0 of a new run; each task's traces are one group.
 
     A line that is no trace is skipped and named, a trace id that came before is left out and named. Raises BadInput where
     the file cannot be read or holds no trace at all, RunConflict where `run` is not empty.
     """
-    source, paths = Path(source), RunPaths(Path(run))
+    source, paths = Path(source), RunPaths(place(run))
     if paths.root.exists() and (not paths.root.is_dir() or any(paths.root.iterdir())):
         raise RunConflict(f"{paths.root} is not empty; choose a new folder for the imported run.")
     result = Imported(uuid.uuid4().hex)

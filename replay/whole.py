@@ -12,6 +12,7 @@ from pathlib import Path
 from rolltape.replay.run import Run
 from rolltape.schema.errors import BadInput, RunConflict
 from rolltape.schema.parquet import sync_folder
+from rolltape.schema.storage import is_url
 
 
 @contextmanager
@@ -36,6 +37,8 @@ def whole_file(path: Path) -> Iterator[Path]:
 def check_targets(run: Run, paths: Iterable[Path], overwrite: bool) -> None:
     """Refuse files that must not be written: BadInput inside the run, RunConflict where one exists, without `overwrite`."""
     for path in paths:
+        if is_url(path):
+            raise BadInput(f"{path} is a URL; files are written on this machine, for you to copy.")
         root = run.paths.root
         if isinstance(root, Path) and path.resolve().is_relative_to(root.resolve()):
             raise BadInput(f"{path} lies inside the run; nothing but recordings belongs there. Choose another folder.")

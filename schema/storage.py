@@ -15,8 +15,8 @@ An object store has no place for a journal, which grows by every trace. It stays
 `$ROLLTAPE_STATE`, else `$XDG_STATE_HOME/rolltape`, else `~/.local/state/rolltape`, one folder a run below.
 
 Amazon's S3 and what speaks it need nothing more than pyarrow, and take the usual variables: AWS_ACCESS_KEY_ID,
-AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL. So do gs://, abfs:// and hdfs://, as pyarrow
-knows them; every other scheme is fsspec's.
+AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL. So do gs://, abfs:// and hdfs://, as
+pyarrow knows them; every other scheme is fsspec's.
 """
 
 from __future__ import annotations
@@ -166,9 +166,8 @@ class StorePath:
 
     def put(self, data: bytes) -> None:
         """Put a small object, in place of one that is there."""
-        with _told(self):
-            with self.files.open_output_stream(self.key) as out:
-                out.write(data)
+        with _told(self), self.files.open_output_stream(self.key) as out:
+            out.write(data)
 
     def put_once(self, data: bytes) -> bool:
         """Put a small object that is not there yet; False where it is."""
@@ -218,7 +217,7 @@ def place(where: str | Path | StorePath, state: str | Path | None = None) -> Any
     """
     if isinstance(where, StorePath):
         return where if state is None else replace(where, state=_state(where.url, state))
-    found = _URL.fullmatch(str(where)) or _MANGLED.fullmatch(str(where))  # a Path keeps one of two slashes
+    found = _parsed(where)
     if found is None:
         return Path(where)
     scheme, rest = found[1].lower(), found[2]
@@ -227,6 +226,16 @@ def place(where: str | Path | StorePath, state: str | Path | None = None) -> Any
     url = f"{scheme}://{rest.rstrip('/')}"
     files, key = _opened(scheme, url, os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"))
     return StorePath(url, key, files, _state(url, state))
+
+
+def is_url(where: str | Path | StorePath) -> bool:
+    """Whether `where` names a place by a URL."""
+    return _parsed(where) is not None
+
+
+def _parsed(where: str | Path | StorePath) -> re.Match[str] | None:
+    """Scheme and rest of a URL; a Path made of one has lost one of two slashes."""
+    return _URL.fullmatch(str(where)) or _MANGLED.fullmatch(str(where))
 
 
 def _state(url: str, base: str | Path | None) -> Path:
@@ -303,8 +312,8 @@ def _told(path: StorePath) -> Iterator[None]:
         raise
     except (OSError, pa.ArrowException) as error:
         raise Unreachable(
-            f"{path.url}: the store did not do it ({_plain(error)}). Check the address, the credentials in the environment, and "
-            "AWS_ENDPOINT_URL for a store that is not Amazon's."
+            f"{path.url}: the store did not do it ({_plain(error)}). Check the address, the credentials in the environment, "
+            "and AWS_ENDPOINT_URL for a store that is not Amazon's."
         ) from error
 
 

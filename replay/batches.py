@@ -16,6 +16,7 @@ from rolltape.replay.run import Run
 from rolltape.replay.sample import Sample
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, CheckFailed
+from rolltape.schema.fields import ROW
 from rolltape.schema.records import Group, Step
 
 
@@ -64,7 +65,7 @@ def _batch(run: Run, commit: Commit) -> Batch:
 def read_part(run: Run, commit: Commit) -> pa.Table:
     """All rows of a committed part."""
     tables = list(run.part_batches(commit))
-    return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+    return pa.concat_tables(tables, promote_options="default") if tables else ROW.arrow.empty_table()
 
 
 # -- evaluations

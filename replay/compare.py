@@ -52,7 +52,7 @@ class Difference:
     trace_id: str | None = None
     branch: int | None = None
     position: int | None = None
-    """Index in the list, or of the character in a text; None where the field is one value."""
+    """Index in the list, or of the character in a long text; None where the field is one value."""
     token: int | None = None
     """Index of the token that the position belongs to, for lists over the response."""
     expected: Any = NOTHING
@@ -186,7 +186,7 @@ def _descend(before: Any, after: Any, path: str) -> tuple[str, int | None, Any, 
                 return _descend(then, now, f"{path}[{i}]")
     if isinstance(before, str) and isinstance(after, str):
         at = next(i for i, (a, b) in enumerate(zip_longest(before, after)) if a != b)
-        return path, at, before, after
+        return path, at if max(len(before), len(after)) > 2 * _AROUND else None, before, after
     return path, None, before, after
 
 
@@ -235,18 +235,20 @@ def _branch(sample: Sample) -> int | None:
     return index if isinstance(index, int) else None
 
 
-def shown(value: Any, position: int | None = None, around: int = 30) -> str:
+_AROUND = 30
+"""Characters of a long text that are shown before and after the place."""
+
+
+def shown(value: Any, position: int | None = None) -> str:
     """A value as it stands in a sentence: long texts are cut to what lies around `position`."""
     if isinstance(value, (np.generic, _Word)):
         return str(value)
-    if isinstance(value, str):
-        at = position or 0
-        begin, end = max(0, at - around), at + around
-        return (
-            ("…" if begin else "") + json.dumps(value[begin:end], ensure_ascii=True) + ("…" if end < len(value) else "")
-        )
+    if isinstance(value, str) and len(value) > 2 * _AROUND:
+        begin, end = max(0, (position or 0) - _AROUND), (position or 0) + _AROUND
+        cut = json.dumps(value[begin:end], ensure_ascii=True)
+        return ("…" if begin else "") + cut + ("…" if end < len(value) else "")
     text = canonical(value)
-    return text if len(text) <= 4 * around else f"{text[: 4 * around]}…"
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 __all__ = ["ARRAYS", "NOTHING", "Comparison", "Difference", "compare", "shown"]

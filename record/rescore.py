@@ -35,6 +35,7 @@ from rolltape.schema.errors import BadInput, CheckFailed, RunConflict
 from rolltape.schema.fields import ROW
 from rolltape.schema.parquet import put_once, write_parquet
 from rolltape.schema.paths import Part, RunPaths
+from rolltape.schema.storage import AnyPath, place
 from rolltape.schema.table import with_outcomes
 
 Progress = Callable[[int, int], None]
@@ -89,9 +90,9 @@ class Rescored:
 
 
 def rescore(
-    source: str | Path,
+    source: str | AnyPath,
     config: str | Path,
-    out: str | Path,
+    out: str | AnyPath,
     options: RescoreOptions | None = None,
     progress: Progress | None = None,
 ) -> Rescored:
@@ -108,10 +109,8 @@ def rescore(
     commits = _chosen(run, options)
     result = Rescored("", run.run_id, _signals(scorer, run, commits))
     _check_rows(scorer, run, commits, options, result)
-    target = _target(run, Path(out), environment, options, result)
-    secrets = Secrets().knowing(
-        environment.model_dump(mode="json"), environment=tuple(environment.harness.forward_env)
-    )
+    target = _target(run, out, environment, options, result)
+    secrets = Secrets().knowing(environment.model_dump(mode="json"), environment=tuple(environment.harness.forward_env))
     job = _Job(run, target, scorer, options, secrets, result, progress, sum(c.file.rows for c in commits))
     for commit in commits:
         job.part(commit)
@@ -167,9 +166,7 @@ def _signals(scorer: Scorer, run: Run, commits: Sequence[Commit]) -> list[dict[s
     raise BadInput(f"{run.paths.root} holds no trace; there is nothing to re-score.")
 
 
-def _check_rows(
-    scorer: Scorer, run: Run, commits: Sequence[Commit], options: RescoreOptions, result: Rescored
-) -> None:
+def _check_rows(scorer: Scorer, run: Run, commits: Sequence[Commit], options: RescoreOptions, result: Rescored) -> None:
     """Raise BadInput unless every task row is one of the taskset's."""
     name = scorer.task_class.__name__
     others: Counter[str] = Counter()
@@ -216,15 +213,17 @@ class _Target:
         return replace(part, attempt=self.attempt)
 
 
-def _target(run: Run, out: Path, environment: Any, options: RescoreOptions, result: Rescored) -> _Target:
+def _target(run: Run, out: str | AnyPath, environment: Any, options: RescoreOptions, result: Rescored) -> _Target:
     """Enter the folder of the new run. Raises RunConflict where it holds something else."""
-    paths = RunPaths(out)
-    if out.exists() and out.resolve() == run.paths.root.resolve():
-        raise BadInput(f"--out {out} is the run itself; a re-scored run is a new one, choose another folder.")
+    root = place(out)
+    if (root / "run.json").exists():
+        there = open_run(root)
+        if there.run_id == run.run_id:
+            raise BadInput(f"--out {out} is the run itself; a re-scored run is a new one, choose another folder.")
+        if there.info.get("rescored_from") != run.run_id:
+            raise RunConflict(f"{out} holds a run that is no re-scoring of {run.paths.root}; choose a new folder.")
     config = environment.model_dump(mode="json", exclude_none=True)
     known = jsontext.to_json({"environment": config, "keep": options.keep})[0]
-    if paths.run.exists() and open_run(out).info.get("rescored_from") != run.run_id:
-        raise RunConflict(f"{out} holds a run that is no re-scoring of {run.paths.root}; choose a new folder.")
     identity = {
         "model": run.info.get("model"),
         "tokenizer": run.info.get("tokenizer"),
@@ -232,8 +231,8 @@ def _target(run: Run, out: Path, environment: Any, options: RescoreOptions, resu
         "rescored_from": run.run_id,
         "rescored_by": hashlib.sha256(known.encode()).hexdigest()[:16],
     }
-    result.run = enter(paths, identity, options.resume)
-    versions = installed_versions()
+    result.run = enter(RunPaths(root), identity, options.resume)
+    paths, versions = RunPaths.of(root, result.run), installed_versions()
     if not paths.attempt(0).exists():
         settings = {"rescored": str(run.paths.root), "keep": options.keep, "environment": Secrets().mask(config)}
         next_attempt(paths, 0, settings, versions)
@@ -302,7 +301,9 @@ class _Job:
             written_at=time.time(),
         )
         if not put_once(self.target.paths.commit(mine), written.to_bytes()):
-            raise RunConflict(f"{self.target.paths.commit(mine)} was written meanwhile; let one process re-score a run.")
+            raise RunConflict(
+                f"{self.target.paths.commit(mine)} was written meanwhile; let one process re-score a run."
+            )
         return written
 
     def _check(self, new: Mapping[str, New], commit: Commit) -> None:

@@ -125,7 +125,13 @@ def _print_changes(result: Rescored) -> None:
         title = f"Group sums that changed most ({len(result.changes.groups)} changed)"
         out.print(table(title, places, groups, right=(places[0], places[1], *places[4:])))
     traces = [
-        (t["step"], t["group_index"], t["task_name"], t["trace_id"], *map(_number, (t["old"], t["new"], t["difference"])))
+        (
+            t["step"],
+            t["group_index"],
+            t["task_name"],
+            t["trace_id"],
+            *map(_number, (t["old"], t["new"], t["difference"])),
+        )
         for t in result.changes.traces[:SHOWN]
     ]
     if traces:

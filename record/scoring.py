@@ -17,7 +17,7 @@ import asyncio
 import inspect
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -146,9 +146,7 @@ class Scored:
         if signal.kind != "group reward":
             kind = type(error).__name__ if isinstance(error, RolloutError) else "TaskError"
             lines = "".join(traceback.format_exception(error))
-            self.errors.append(
-                {"type": kind, "message": f"{self.owner}: {signal.name}: {found}", "traceback": lines}
-            )
+            self.errors.append({"type": kind, "message": f"{self.owner}: {signal.name}: {found}", "traceback": lines})
 
     def take_over(self, before: Mapping[str, Mapping[str, float]], signals: Sequence[Signal]) -> None:
         """Enter what a Task's own `score` has put on the trace: what was not there before, or has a signal's name."""
@@ -173,7 +171,9 @@ class Scorer:
             self.task_class: type[Any] = task_type(config.taskset.id)
             self.harness = load_harness(config.harness)
         except Exception as error:
-            raise BadInput(f"The environment {config.env_id!r} does not load: {type(error).__name__}: {error}") from error
+            raise BadInput(
+                f"The environment {config.env_id!r} does not load: {type(error).__name__}: {error}"
+            ) from error
         self.data_class = task_data_cls(self.task_class)
         self._state = _unrecorded(state_cls(self.task_class))
         self._tasks: dict[str, Any] = {}
@@ -181,10 +181,8 @@ class Scorer:
     def task(self, text: str, data: Mapping[str, Any]) -> Any:
         """The Task of a recorded task row, `text` being `data` as JSON. Raises BadInput where it is no row of the taskset."""
         if text not in self._tasks:
-            known = {k: v for k, v in data.items() if k not in LATER_FIELDS or k in self.data_class.model_fields}
-            known.setdefault("prompt", None)  # Verifiers 0.2.0 leaves a null out of its own files
             try:
-                row = self.data_class.model_validate(known)
+                row = self.data_class.model_validate(_of_today(data, self.data_class.model_fields))
             except ValidationError as error:
                 problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors()[:4])
                 raise BadInput(
@@ -274,6 +272,15 @@ class Scorer:
                 member.enter(signal, result)
 
 
+def _of_today(data: Mapping[str, Any], fields: Container[str]) -> dict[str, Any]:
+    """A task row without what only later releases have; those call the harness an agent."""
+    row = {k: v for k, v in data.items() if k not in LATER_FIELDS or k in fields}
+    row.setdefault("prompt", None)  # Verifiers 0.2.0 leaves a null out of its own files
+    if isinstance(timeout := row.get("timeout"), dict) and "agent" in timeout:
+        row["timeout"] = {"harness" if k == "agent" else k: v for k, v in timeout.items()}
+    return row
+
+
 def _weight(function: Any) -> float:
     return float(getattr(function, "_vf_weight", 1.0))
 
@@ -312,7 +319,7 @@ def _unrecorded(state: type[Any]) -> type[Any]:
     if not fields:
         return state
 
-    class Unrecorded(state):  # type: ignore[misc]
+    class Unrecorded(state):
         def __getattribute__(self, name: str) -> Any:
             if name in fields and name not in object.__getattribute__(self, "__pydantic_fields_set__"):
                 raise NotRecorded(f"it reads trace.state.{name}, which no recording holds")

@@ -1,0 +1,114 @@
+"""Runs to score again, and tasksets to do it by."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from record_build import TRACES, Record
+from typer.testing import CliRunner
+
+from rolltape.record.recorder import Recorder
+from rolltape.replay.cli import app
+from rolltape.schema import Context, Group, Outcome, Step
+
+GOLF = TRACES / "0.2.0" / "group_rewards.jsonl"
+_NUMBERS = itertools.count()
+
+GOLF_TASK = """
+import re
+
+import verifiers.v1 as vf
+
+
+def code(trace):
+    found = re.findall(r"```python\\n(.*?)```", trace.last_reply, re.DOTALL)
+    return found[-1] if found else ""
+
+
+def race(places):
+    return [float(place == min(places)) for place in places]
+
+
+class GolfData(vf.TaskData):
+    expected: str
+
+
+class {task}(vf.Task[GolfData]):
+    @vf.reward(weight=1.0)
+    async def correct(self, trace):
+        return trace.metrics["passed"]
+
+    @vf.group_reward(weight={fastest})
+    async def fastest(self, traces):
+        return race([t.metrics["latency"] for t in traces])
+
+    @vf.group_reward(weight=0.5)
+    async def most_concise(self, traces):
+        return race([len(code(t)) for t in traces])
+"""
+
+
+def golf(fastest: float = 0.5, task: str = "CodeGolfTask") -> str:
+    """The source of a taskset that scores as code-golf-v1 did when `GOLF` was recorded."""
+    return GOLF_TASK.replace("{fastest}", str(fastest)).replace("{task}", task)
+
+
+def taskset(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, task: str, settings: str = "") -> Path:
+    """A config file that names a new package with `source` in it and a Taskset of the class `task`.
+
+    The package is importable until the test ends, also by programs that it starts.
+    """
+    name = f"probe_taskset_{next(_NUMBERS)}"
+    package = folder / "packages"
+    package.mkdir(exist_ok=True)
+    taskset = f"\n\nclass Probes(vf.Taskset[{task}, vf.TasksetConfig]):\n    pass\n\n\n__all__ = ['Probes']\n"
+    (package / f"{name}.py").write_text(source + taskset, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(package), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(package))
+    config = folder / f"{name}.toml"
+    config.write_text(f'[taskset]\nid = "{name}"\n{settings}', encoding="utf-8")
+    return config
+
+
+def record_run(path: Path, steps: Sequence[Sequence[Sequence[Record]]], **group: Any) -> Path:
+    """A run of steps of groups of records, each emitted unless it has an error."""
+    recorder = Recorder.open(path, model="m", taskset="probes")
+    numbers = itertools.count()
+    for step, groups in enumerate(steps):
+        made = []
+        for records in groups:
+            index = next(numbers)
+            for i, record in enumerate(records):
+                recorder.started("train", step)
+                recorder.add(record, Context(step=step, group_index=index, rollout_index=i))
+            fields = {"expected_size": len(records), **group}
+            made.append(Group.from_records(records, group_index=index, step=step, **fields))
+        traces = [record for records in groups for record in records]
+        outcomes = [Outcome(trace_id=r["id"], disposition="error" if r["errors"] else "emitted") for r in traces]
+        recorder.commit_now("train", step, groups=made, outcomes=outcomes, record=Step())
+    recorder.close()
+    return path
+
+
+def golf_run(path: Path) -> Path:
+    """The recorded code golf: three groups of four."""
+    with GOLF.open(encoding="utf-8") as file:
+        records = [json.loads(line) for line in file]
+    return record_run(path, [[records[:4], records[4:8], records[8:]]], group_reward_names=("fastest", "most_concise"))
+
+
+@functools.cache
+def demo_run() -> Path:
+    """The demo, recorded once; beside it its folder `demo-setup`. Not to be written to."""
+    run = Path(tempfile.mkdtemp(prefix="rolltape-demo-")) / "demo"
+    recorded = CliRunner().invoke(app, ["demo", "--run", str(run), "--json"])
+    assert recorded.exit_code == 0, recorded.output
+    return run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +16,7 @@ _STYLES = {"complete": "green", "being written": "cyan", "needs recover": "yello
 
 
 def list_command(
-    folder: Annotated[Path, typer.Argument(help="Folder to look in, also in those below it.")] = Path("."),
+    folder: Annotated[str, typer.Argument(help="Folder or URL to look in, also below.")] = ".",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the runs below a folder, the newest first.
@@ -38,7 +37,7 @@ def list_command(
     if as_json:
         print_json({"runs": [r.to_dict() for r in found.runs], "unreadable": found.unreadable})
     else:
-        show(found, str(folder))
+        show(found, folder)
 
 
 def show(found: Listing, folder: str) -> None:

@@ -6,15 +6,16 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from rolltape.replay.run import Run, open_run
 from rolltape.schema.commits import Commit
-from rolltape.schema.errors import RolltapeError, RunNotFound, UnsupportedVersion
+from rolltape.schema.errors import RolltapeError, RunNotFound, Unreachable, UnsupportedVersion
+from rolltape.schema.paths import part_of
 from rolltape.schema.records import Group, exact_sum
+from rolltape.schema.storage import AnyPath, StorePath, listed, place, sizes
 
 State = Literal["complete", "being written", "needs recover", "damaged", "newer version"]
 """Everything that ended is committed; a writer is at work; one died and left a journal; bytes are wrong or gone."""
@@ -24,7 +25,7 @@ State = Literal["complete", "being written", "needs recover", "damaged", "newer 
 class Listed:
     """One run, counted over the newest attempt of each step; `bytes` is everything that is committed."""
 
-    path: Path
+    path: AnyPath
     name: str
     """The path below the folder that was searched."""
     state: State
@@ -68,50 +69,58 @@ class Listing:
     """Folders that could not be looked into, and why."""
 
 
-def list_runs(folder: str | Path = ".", told: Callable[[int], None] | None = None) -> Listing:
+def list_runs(folder: str | AnyPath = ".", told: Callable[[int], None] | None = None) -> Listing:
     """Every run at or below `folder`, newest first. Raises RunNotFound where there is no such folder.
 
-    Folders with a leading dot are not searched, nor those below a run. `told` is called with the number of runs read.
+    Folders with a leading dot are not searched, nor those below a run; in an object store two levels are. `told` is called
+    with the number of runs read.
     """
-    root = Path(folder)
-    if not root.is_dir():
-        what = "is a file; expected a folder to look for runs in" if root.exists() else "does not exist"
-        raise RunNotFound(f"{root} {what}.")
+    root = place(folder)
     unreadable: list[str] = []
     runs = []
-    for path in _find(root, unreadable):
-        runs.append(look_at(path, "." if path == root else str(path.relative_to(root))))
+    for path in _in_store(root) if isinstance(root, StorePath) else _in_folder(root, unreadable):
+        runs.append(look_at(path, str(path)[len(str(root)) + 1 :] if path != root else "."))
         if told is not None:
             told(len(runs))
     return Listing(sorted(runs, key=lambda r: (-(r.started_at or 0.0), r.name)), unreadable)
 
 
-def _find(root: Path, unreadable: list[str]) -> Iterator[Path]:
+def _in_store(root: StorePath) -> Iterator[AnyPath]:
+    for pattern in ("run.json", "*/run.json", "*/*/run.json"):
+        yield from (file.parent for file in listed(root, pattern))
+
+
+def _in_folder(root: Path, unreadable: list[str]) -> Iterator[AnyPath]:
     """Folders with a run.json. Links are followed, each folder once."""
+    if not root.is_dir():
+        what = "is a file; expected a folder to look for runs in" if root.exists() else "does not exist"
+        raise RunNotFound(f"{root} {what}.")
     seen: set[str] = set()
 
     def cannot(error: OSError) -> None:
         unreadable.append(f"{error.filename}: {error.strerror}")
 
-    for place, folders, files in os.walk(root, followlinks=True, onerror=cannot):
-        real = os.path.realpath(place)
+    for here, folders, files in os.walk(root, followlinks=True, onerror=cannot):
+        real = os.path.realpath(here)
         if real in seen:
             folders.clear()
             continue
         seen.add(real)
         if "run.json" in files:
             folders.clear()
-            yield Path(place)
+            yield Path(here)
         folders[:] = sorted(f for f in folders if not f.startswith("."))
 
 
-def look_at(path: Path, name: str) -> Listed:
+def look_at(path: AnyPath, name: str) -> Listed:
     """The run at `path`; one that cannot be opened is `damaged`, with the reason."""
     try:
         run = open_run(path)
         commits = run.all_commits
     except UnsupportedVersion as error:
         return Listed(path=path, name=name, state="newer version", why=str(error))
+    except Unreachable:
+        raise
     except (RolltapeError, OSError) as error:
         return Listed(path=path, name=name, state="damaged", why=str(error))
     parts = run.newest({c.part for c in commits} | {p for p, _ in run.broken})
@@ -156,10 +165,10 @@ def _state(run: Run) -> tuple[State, str | None]:
     if faults:
         more = f" ({len(faults) - 1} more files)" if len(faults) > 1 else ""
         return "damaged", faults[0] + more
-    journals = sorted(run.paths.journals.glob("*.journal"))
+    journals = sizes(run.paths.journals, "*.journal")
     if any(is_locked(j) for j in journals):
         return "being written", None
-    left = [j for j in journals if _bytes(j)]
+    left = [j for j, n in journals.items() if n]
     if left:
         return (
             "needs recover",
@@ -169,21 +178,17 @@ def _state(run: Run) -> tuple[State, str | None]:
 
 
 def _missing(run: Run) -> Iterator[str]:
+    """Committed files that are not there, or not as long as they were."""
+    there = {part_of(path): n for path, n in sizes(run.paths.traces, "*/*.parquet").items()}
     for commit in run.all_commits:
-        path = run.paths.parquet(commit.part)
-        found = _bytes(path)
+        found = there.get(commit.part)
         if found != commit.file.bytes:
             what = "is missing" if found is None else f"has {found:,} bytes"
+            path = run.paths.parquet(commit.part)
             yield f"{path} {what}, but {commit.file.bytes:,} were committed; restore it from a copy."
 
 
-def _bytes(path: Path) -> int | None:
-    with suppress(OSError):
-        return path.stat().st_size
-    return None
-
-
-def is_locked(journal: Path) -> bool:
+def is_locked(journal: AnyPath) -> bool:
     """Whether a writer holds its journal: it locks the file for as long as it lives.
 
     Also False where there are no locks.

@@ -127,8 +127,14 @@ class Alike:
     variants: int
 
     def __str__(self) -> str:
-        others = f" (and {self.variants - 1} that differ in numbers only)" if self.variants > 1 else ""
-        return f"{self.count} x {self.example}{others}"
+        return self.line()
+
+    def line(self, most: int | None = None) -> str:
+        """Count and example, cut to `most` characters, and how many others it stands for."""
+        others = f" (and {self.variants - 1} alike)" if self.variants > 1 else ""
+        head = f"{self.count:,} x "
+        room = None if most is None else max(most - len(head) - len(others), 20)
+        return f"{head}{self.example if room is None else shortened(self.example, room)}{others}"
 
 
 def alike(messages: Mapping[str, int], most: int | None = None) -> list[Alike]:

@@ -260,14 +260,16 @@ def read_parquet(path: str | AnyPath, columns: Sequence[str] | None = None) -> p
     return pa.concat_tables(tables) if tables else _projected(path, columns)
 
 
-def read_batches(path: str | AnyPath, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """The row groups of a file, one table each."""
+def read_batches(
+    path: str | AnyPath, columns: Sequence[str] | None = None, row_groups: Iterable[int] | None = None
+) -> Iterator[pa.Table]:
+    """The row groups of a file, or those chosen by number, one table each."""
     file = open_parquet(path)
     wanted = None if columns is None else list(columns)
     if wanted is not None and not ROW.by_name.keys() >= set(wanted):  # those of the row are there: see open_parquet
         names = set(file.schema_arrow.names)
         wanted = [c for c in wanted if c in names]
-    for i in range(file.num_row_groups):
+    for i in range(file.num_row_groups) if row_groups is None else row_groups:
         try:
             yield file.read_row_group(i, columns=wanted)
         except (OSError, pa.ArrowException) as error:

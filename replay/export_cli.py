@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from rolltape.replay.chosen import chosen_commits
 from rolltape.replay.console import out, print_json, progress
-from rolltape.replay.export import Exported, ExportedFile, Format, chosen_commits
+from rolltape.replay.export import Exported, ExportedFile, Format
 from rolltape.replay.export_hf import write_hf
 from rolltape.replay.export_verifiers import write_verifiers
 from rolltape.replay.run import Run, open_run
@@ -17,7 +18,7 @@ from rolltape.schema.errors import BadInput
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    run: Annotated[str, typer.Argument(help="Folder or URL of the run.")],
     form: Annotated[Format, typer.Option("--format", help="What to write.", show_default=False)],
     to: Annotated[
         str,
@@ -63,7 +64,7 @@ def export(
             else:
                 result = write_verifiers(opened, commits, to, overwrite=overwrite, told=tell)
     if as_json:
-        print_json({"path": str(run), "run": opened.run_id, "format": form, **result.to_dict()})
+        print_json({"path": run, "run": opened.run_id, "format": form, **result.to_dict()})
         return
     unit = {"verifiers": "lines", "hf": "conversations", "samples": "samples"}[form]
     for file in result.files:

@@ -1,7 +1,7 @@
 """The configuration beside exported traces, without which Verifiers' `replay` does not start.
 
 Its releases up to 0.3.0 look for `config.toml`, later ones for `configs/resolved/*.json`. What it says is the environment
-that the run's newest attempt recorded, secrets masked as they are there.
+that the run's newest attempt recorded, secrets masked as they are there, or the taskset of an imported run.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ def write_config(run: Run, commits: Sequence[Commit], traces: Path, release: str
 
 
 def environment(run: Run, commits: Sequence[Commit]) -> Mapping[str, Any] | None:
-    """The environment that the newest attempt of `commits` recorded, where it names a taskset."""
+    """The environment that the newest attempt of `commits` recorded, or the run's taskset alone; None where it has neither."""
     for number in sorted({c.part.attempt for c in commits}, reverse=True):
         attempt = run.attempts.get(number)
         found = attempt.settings.get("environment") if attempt else None
         if isinstance(found, Mapping) and isinstance(found.get("taskset"), Mapping) and found["taskset"].get("id"):
             return found
-    return None
+    taskset = run.info.get("taskset")
+    return {"taskset": {"id": taskset}} if taskset else None
 
 
 def _before_json(release: str) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from replay_build import put_attempt, put_run, put_step, turn
 
 from rolltape.replay import cli, open_run
-from rolltape.replay.export import chosen_commits
+from rolltape.replay.chosen import chosen_commits
 from rolltape.replay.export_verifiers import write_verifiers
 from rolltape.replay.sample_files import write_samples
 from rolltape.replay.whole import whole_file
@@ -55,7 +55,7 @@ def ids(path: Path) -> list[str]:
 
 
 def test_every_try_of_the_newest_attempts_of_training_is_written(run: Path, tmp_path: Path, rolltape: Call) -> None:
-    out = tmp_path / "out" / "traces.jsonl"
+    out = tmp_path / "out" / "x.jsonl"
     code, printed, _ = rolltape("export", run, "--format", "verifiers", "--out", out)
     assert (code, printed) == (0, f"{out}: 4 lines of 4 traces\n")
     assert ids(out) == ["a", "b", "c", "torn"]

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 import zstandard
 from replay_build import SCENARIOS, TRACES, Record, by_task, put_part, put_run, put_step, recorded, turn
 
-from rolltape.replay import open_run
-from rolltape.replay.export import Exported, chosen_commits
+from rolltape.replay import cli, open_run
+from rolltape.replay.chosen import chosen_commits
+from rolltape.replay.export import Exported
 from rolltape.replay.export_config import toml, write_config
 from rolltape.replay.export_verifiers import (
     ARRAYS,
@@ -25,7 +27,6 @@ from rolltape.replay.export_verifiers import (
     write_verifiers,
     writes_episodes,
 )
-from rolltape.replay.importer import import_file
 from rolltape.schema import ROW, Context, Step, decode, encode
 from rolltape.schema.errors import BadInput
 from rolltape.schema.parquet import put_once
@@ -44,6 +45,14 @@ def put(root: Path, records: list[Record], version: str | None = None) -> Path:
 def export(root: Path, out: Path | str, **options: Any) -> Exported:
     run = open_run(root)
     return write_verifiers(run, chosen_commits(run), str(out), **options)
+
+
+def brought_in(file: Path, root: Path) -> None:
+    """Import a file by the command line, as its users do."""
+    words = ["rolltape", "import", str(file), "--run", str(root)]
+    with pytest.MonkeyPatch.context() as patch, suppress(SystemExit):
+        patch.setattr(sys, "argv", words)
+        cli.main()
 
 
 def lines(path: Path) -> list[Record]:
@@ -91,9 +100,9 @@ def test_episodes_begin_with_release_0_3(release: str, episodes: bool) -> None:
 
 def test_import_of_an_export_is_the_identity_on_rows(tmp_path: Path) -> None:
     for scenario in SCENARIOS:
-        import_file(TRACES / "0.2.0" / f"{scenario}.jsonl", tmp_path / scenario / "a")
+        brought_in(TRACES / "0.2.0" / f"{scenario}.jsonl", tmp_path / scenario / "a")
         export(tmp_path / scenario / "a", tmp_path / scenario / "x.jsonl")
-        import_file(tmp_path / scenario / "x.jsonl", tmp_path / scenario / "b")
+        brought_in(tmp_path / scenario / "x.jsonl", tmp_path / scenario / "b")
         a, b = (open_run(tmp_path / scenario / name).table() for name in "ab")
         columns = [name for name in ROW.arrow.names if name != "run"]
         assert a.num_rows == len(recorded(scenario))
@@ -106,7 +115,7 @@ def test_import_of_an_export_is_the_identity_on_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scenario", ["multi_turn_user_sim", "errors", "single_turn", "tools"])
 def test_what_verifiers_wrote_and_cannot_read_again_is_made_readable(scenario: str, tmp_path: Path) -> None:
-    import_file(TRACES / "0.2.0" / "written_by_verifiers" / f"{scenario}.jsonl", tmp_path / "run")
+    brought_in(TRACES / "0.2.0" / "written_by_verifiers" / f"{scenario}.jsonl", tmp_path / "run")
     done = export(tmp_path / "run", tmp_path / "out" / "traces.jsonl")
     assert done.notes == {"multi_turn_user_sim": {PROMPT: 4}, "errors": {UNSCORED: 1}}.get(scenario, {})
     traces = read_by_verifiers(tmp_path / "out")
@@ -203,7 +212,7 @@ class SortTaskset(Taskset[AlphabetSortTask, TasksetConfig]):
 def test_replay_scores_an_exported_run_of_a_user_simulator(tmp_path: Path) -> None:
     """The file that Verifiers wrote is refused by its own replay; the export of it is scored."""
     written = TRACES / "0.2.0" / "written_by_verifiers" / "multi_turn_user_sim.jsonl"
-    import_file(written, tmp_path / "run")
+    brought_in(written, tmp_path / "run")
     attempt = RunPaths(tmp_path / "run").attempt(0)
     attempt.unlink()
     settings = {"environment": {"taskset": {"id": "sorting_probe"}}}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,8 @@ from rolltape.schema.errors import BadInput, Damaged
 from rolltape.schema.fields import GROUP, ROW, STEP
 from rolltape.schema.parquet import open_parquet
 
-_PLAIN = pa.schema([f.remove_metadata() for f in ROW.arrow])
-_ADDED = pa.schema(
+PLAIN = pa.schema([f.remove_metadata() for f in ROW.arrow])
+_KNOWN = pa.schema(
     [("_run", pa.string()), ("_run_id", pa.string()), ("_superseded", pa.bool_()), ("_journaled", pa.bool_())]
 )
 _FORMAT = ds.ParquetFileFormat(
@@ -35,14 +34,14 @@ _FORMAT = ds.ParquetFileFormat(
 )
 _OF_STEP = pa.schema(
     [
-        *_ADDED,
+        *_KNOWN,
         *(f.remove_metadata() for f in STEP.arrow),
         *(pa.field(n, pa.int64()) for n in ("rows", "bytes", "tokens", "sampled_tokens")),
         pa.field("committed_at", pa.float64()),
     ]
 )
 _OF_GROUP = pa.schema(
-    [*_ADDED, ("attempt", pa.int32()), ("writer", pa.string()), *(f.remove_metadata() for f in GROUP.arrow)]
+    [*_KNOWN, ("attempt", pa.int32()), ("writer", pa.string()), *(f.remove_metadata() for f in GROUP.arrow)]
 )
 
 
@@ -135,26 +134,34 @@ def _commits(run: Run, split: str, selection: Selection) -> Iterator[tuple[Commi
 # -- rows
 
 
-def rows(parts: Sequence[Chosen], journaled: pa.Table | None = None) -> ds.Dataset:
-    """The rows of `parts`, and those of `journaled`, with the columns `_run`, `_run_id`, `_superseded`, `_journaled`.
+def schema_of(parts: Sequence[Chosen]) -> pa.Schema:
+    """The columns of rows: ours, what is known of a part, and what files of later versions add."""
+    return pa.unify_schemas([PLAIN, _KNOWN, *_other_schemas(parts)])
 
-    Raises Damaged where a file is missing or not the one that was committed.
-    """
-    check_files(parts)
-    schema = pa.unify_schemas([_PLAIN, _ADDED, *_other_schemas(parts)])
-    datasets = [_dataset(found, schema) for _, found in itertools.groupby(parts, lambda p: p.label)]
-    if journaled is not None:
-        datasets.append(ds.InMemoryDataset(_as(journaled, schema)))
+
+def rows(parts: Sequence[Chosen], schema: pa.Schema) -> list[ds.Dataset]:
+    """The rows of `parts`, every column. Raises Damaged where a file is missing or not the one that was committed."""
+    return [dataset(list(of), schema) for _, of in itertools.groupby(parts, lambda p: p.label)]
+
+
+def in_memory(table: pa.Table, schema: pa.Schema) -> ds.Dataset:
+    """`table` as rows; columns it lacks are null."""
+    return ds.InMemoryDataset(table).replace_schema(schema)
+
+
+def union(datasets: Sequence[ds.Dataset], schema: pa.Schema) -> ds.Dataset:
+    """Several sets of rows as one."""
     if not datasets:
         return ds.InMemoryDataset(schema.empty_table())
-    return datasets[0] if len(datasets) == 1 else ds.UnionDataset(schema, datasets)
+    return datasets[0] if len(datasets) == 1 else ds.UnionDataset(schema, list(datasets))
 
 
-def _dataset(parts: Iterable[Chosen], schema: pa.Schema) -> ds.Dataset:
-    """The files of one run."""
-    found = [(*located(part.run.paths.parquet(part.commit.part)), _said(part)) for part in parts]
-    paths, known = [path for _, path, _ in found], [said for _, _, said in found]
-    return ds.FileSystemDataset.from_paths(paths, schema, _FORMAT, found[0][0], partitions=known)
+def dataset(parts: Sequence[Chosen], schema: pa.Schema) -> ds.Dataset:
+    """The files of parts of one run."""
+    check_files(parts)
+    places = [located(part.run.paths.parquet(part.commit.part)) for part in parts]
+    known_ = [_expression(part) for part in parts]
+    return ds.FileSystemDataset.from_paths([p for _, p in places], schema, _FORMAT, places[0][0], partitions=known_)
 
 
 def located(path: Any) -> tuple[fs.FileSystem, str]:
@@ -167,20 +174,15 @@ def located(path: Any) -> tuple[fs.FileSystem, str]:
 _LOCAL = fs.LocalFileSystem()
 
 
-def _said(part: Chosen) -> pc.Expression:
+def _expression(part: Chosen) -> pc.Expression:
     """What is known of every row of a part without opening its file."""
     step = part.commit.step
-    known = {
-        **_constants(part),
-        "split": step.split,
-        "step": step.step,
-        "attempt": step.attempt,
-        "writer": step.writer,
-    }
+    values = {"split": step.split, "step": step.step, "attempt": step.attempt, "writer": step.writer}
     result = pc.scalar(True)
-    for name, value in known.items():
-        kind = _PLAIN.field(name).type if name in _PLAIN.names else _ADDED.field(name).type
-        result = result & (pc.field(name) == pa.scalar(value, kind))
+    for name, value in values.items():
+        result &= pc.field(name) == pa.scalar(value, PLAIN.field(name).type)
+    for name, value in _constants(part).items():
+        result &= pc.field(name) == pa.scalar(value, _KNOWN.field(name).type)
     return result
 
 
@@ -188,22 +190,39 @@ def _constants(part: Chosen) -> dict[str, Any]:
     return {"_run": part.label, "_run_id": part.run.run_id, "_superseded": part.superseded, "_journaled": False}
 
 
-def check_files(parts: Iterable[Chosen]) -> None:
-    """Refuse a part whose file is not as long as it was when it was committed. Raises Damaged."""
+def known(parts: Sequence[Chosen]) -> pa.Table:
+    """The columns `_run`, `_run_id`, `_superseded` and `_journaled` of the rows of `parts`."""
+    values: dict[str, list[pa.Array]] = {name: [] for name in _KNOWN.names}
     for part in parts:
-        path = part.run.paths.parquet(part.commit.part)
-        found, committed = _size(path), part.commit.file.bytes
+        for name, value in _constants(part).items():
+            values[name].append(pa.repeat(pa.scalar(value, _KNOWN.field(name).type), part.commit.file.rows))
+    return pa.table({n: pa.chunked_array(arrays, _KNOWN.field(n).type) for n, arrays in values.items()}, _KNOWN)
+
+
+def with_columns(table: pa.Table, names: Sequence[str], rows: int) -> pa.Table:
+    """The columns `names` of `rows` rows in their types; those that a file of an earlier version lacks are null."""
+    if table.num_columns and table.num_rows != rows:
+        raise pa.ArrowInvalid(f"{table.num_rows} rows where {rows} were committed")
+    fields = [PLAIN.field(name) for name in names]
+    there = table.column_names
+    columns = [table.column(f.name).cast(f.type) if f.name in there else pa.nulls(rows, f.type) for f in fields]
+    return pa.table(columns, schema=pa.schema(fields))
+
+
+def check_files(parts: Sequence[Chosen]) -> None:
+    """Refuse a part of a run whose file is not as long as it was when it was committed. Raises Damaged."""
+    paths = parts[0].run.paths
+    listed = None if isinstance(paths.root, Path) else sizes(paths.traces, "*/*.parquet")
+    for part in parts:
+        path, committed = paths.parquet(part.commit.part), part.commit.file.bytes
+        try:
+            found = size_of(path) if listed is None else listed.get(path)
+        except FileNotFoundError:
+            found = None
         if found is None:
             raise Damaged(f"{path}: the commit names this file, but it is missing; restore it from a copy.")
         if found != committed:
             raise Damaged(f"{path}: {found} bytes, but {committed} were committed; restore it from a copy.")
-
-
-def _size(path: Any) -> int | None:
-    try:
-        return os.stat(path).st_size if isinstance(path, Path) else int(path.size())
-    except FileNotFoundError:
-        return None
 
 
 def _other_schemas(parts: Iterable[Chosen]) -> Iterator[pa.Schema]:
@@ -215,15 +234,6 @@ def _other_schemas(parts: Iterable[Chosen]) -> Iterator[pa.Schema]:
         if fingerprint != ROW.fingerprint:
             found = open_parquet(part.run.paths.parquet(part.commit.part)).schema_arrow
             yield pa.schema([f.remove_metadata() for f in found])
-
-
-def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table` with the columns of `schema`: null where it has none."""
-    columns = [
-        table.column(f.name).cast(f.type) if f.name in table.column_names else pa.nulls(table.num_rows, f.type)
-        for f in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
 
 
 # -- records
@@ -250,12 +260,11 @@ def _step(part: Chosen) -> Mapping[str, Any]:
 
 def groups(parts: Sequence[Chosen]) -> pa.Table:
     """The group records of `parts`, one row each."""
-    records = [
-        {**_constants(p), "attempt": p.commit.part.attempt, "writer": p.commit.part.writer, **g.to_dict()}
-        for p in parts
-        for g in sorted(p.commit.groups, key=lambda g: g.group_index)
-    ]
-    return _table(records, _OF_GROUP)
+    records = [(p, g.to_dict()) for p in parts for g in sorted(p.commit.groups, key=lambda g: g.group_index)]
+    return _table(
+        [{**_constants(p), "attempt": p.commit.part.attempt, "writer": p.commit.part.writer, **g} for p, g in records],
+        _OF_GROUP,
+    )
 
 
 def _table(records: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:

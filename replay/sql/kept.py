@@ -131,23 +131,6 @@ def _read(part: Chosen, names: Sequence[str]) -> pa.Table:
         raise Damaged(f"{path}: does not read back ({error}); restore the file from a copy.") from error
 
 
-def _sha(part: Chosen) -> str:
-    return part.commit.file.sha256
-
-
-def _type(name: str) -> pa.DataType:
-    return ROW.by_name[name].arrow_type
-
-
-def _pieces(column: pa.ChunkedArray, keys: Iterable[tuple[str, int]]) -> dict[str, pa.ChunkedArray]:
-    """A column cut into the pieces of its parts: (sha256, rows) of each, in order."""
-    result, start = {}, 0
-    for sha, rows in keys:
-        result[sha] = column.slice(start, rows)
-        start += rows
-    return result
-
-
 # -- files
 
 

@@ -24,6 +24,7 @@ from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged
 from rolltape.schema.fields import GROUP, ROW, STEP
 from rolltape.schema.parquet import open_parquet
+from rolltape.schema.storage import size_of, sizes
 
 PLAIN = pa.schema([f.remove_metadata() for f in ROW.arrow])
 _KNOWN = pa.schema(

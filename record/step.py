@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rolltape.record.episode import GroupRun, StepPlace, Try
@@ -21,8 +19,9 @@ from rolltape.replay.options import ConvertOptions
 from rolltape.replay.outcomes import finish
 from rolltape.schema.errors import CheckFailed
 from rolltape.schema.records import Group, Outcome, Step
+from rolltape.schema.table import uncollected
 
-__all__ = ["Counters", "Fate", "StepClosed", "close_step", "outcomes_of", "uncollected"]
+__all__ = ["Counters", "Fate", "StepClosed", "close_step", "outcomes_of"]
 
 Fate = tuple[str, str | None]
 """What became of a trace (a disposition), and why."""
@@ -83,18 +82,6 @@ async def close_step(
     reasons = Counter(recorder.secrets.text(fate[1]) for fate in fates.values() if fate[1])
     news = _news(runs, committed, recorder.status)
     return StepClosed(news, made.forked if made else 0, reasons, made.failed if made else None)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Keep the garbage collector from walking all Samples while they are made: 0.1 s, with the event loop standing still."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _fates(runs: Sequence[GroupRun], split: str) -> dict[str, Fate]:

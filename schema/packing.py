@@ -57,7 +57,7 @@ def _all(flags: npt.NDArray[np.bool_]) -> bool:
 def _elements(lists: Sequence[list[Any]], size: int) -> bytes | None:
     """The marshalled elements of `lists` without the lists' heads; None where their bytes do not add up."""
     try:
-        data = marshal.dumps(list(lists), _VERSION)
+        data = memoryview(marshal.dumps(list(lists), _VERSION))
     except ValueError:  # an object that marshal does not know
         return None
     parts, start = [], _HEAD

@@ -36,6 +36,8 @@ from rolltape.schema.table import with_outcomes
 ROW_GROUP_BYTES = 128 << 20
 """Upper bound of one row group in memory."""
 PAGE_BYTES = 8 << 20
+HASH_BYTES = 256 << 10
+"""Bytes that are handed to the hashing thread at once."""
 
 _NOT_KNOWN = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 _NO_LINKS = (errno.EPERM, errno.EMLINK, *_NOT_KNOWN)
@@ -62,7 +64,7 @@ class Written:
 
 
 class HashingFile:
-    """A binary file on the way to a name it takes only when whole, with its hash."""
+    """A binary file on the way to a name it takes only when whole, with its hash, which another thread takes meanwhile."""
 
     def __init__(self, path: Path) -> None:
         make_folder(path.parent)
@@ -71,12 +73,24 @@ class HashingFile:
         self.file: BinaryIO = self.temporary.open("wb")
         self.bytes = 0
         self.closed = False
+        self._hasher = ThreadPoolExecutor(1)
+        self._sha256 = hashlib.sha256()
+        self._not_hashed: list[memoryview] = []
+        self._hash_at = HASH_BYTES
 
     def write(self, data: Any) -> int:
-        """Write `data`."""
+        """Write `data`, which must not change afterwards."""
         view = memoryview(data)
+        self._not_hashed.append(view)
         self.bytes += view.nbytes
+        if self.bytes >= self._hash_at:
+            self._hasher.submit(self._hash, self._not_hashed)
+            self._not_hashed, self._hash_at = [], self.bytes + HASH_BYTES
         return self.file.write(view)
+
+    def _hash(self, parts: list[memoryview]) -> None:
+        for part in parts:
+            self._sha256.update(part)
 
     def tell(self) -> int:
         """Bytes written."""
@@ -94,19 +108,20 @@ class HashingFile:
         return True
 
     def publish(self) -> str:
-        """Sync the file and give it its name. Returns its sha256, taken while the disk is at work."""
+        """Sync the file and give it its name. Returns its sha256."""
         self.file.flush()
-        with ThreadPoolExecutor(1) as other, self.temporary.open("rb") as written:
-            synced = other.submit(os.fsync, self.file.fileno())
-            sha256 = hashlib.file_digest(written, "sha256").hexdigest()
-            synced.result()
+        with self._hasher as other:
+            hashed = other.submit(self._hash, self._not_hashed)
+            os.fsync(self.file.fileno())
+        hashed.result()
         self.file.close()
         self.temporary.replace(self.path)
         sync_folder(self.path.parent)
-        return sha256
+        return self._sha256.hexdigest()
 
     def discard(self) -> None:
         """Remove what was written."""
+        self._hasher.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(OSError):  # closing writes what is buffered, and the disk may be full
             self.file.close()
         self.temporary.unlink(missing_ok=True)

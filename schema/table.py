@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -32,9 +34,22 @@ def encode(traces: Iterable[Any], contexts: Iterable[Context] | None = None) -> 
     The whole table is one chunk; bound its size by the traces you hand in.
     Raises BadInput where something is no trace, or the two differ in length.
     """
-    if contexts is None:
-        return rows_to_table([row_of(t) for t in traces])
-    return rows_to_table([row_of(t, c) for t, c in zip(traces, contexts, strict=True)])
+    with uncollected():
+        if contexts is None:
+            return rows_to_table([row_of(t) for t in traces])
+        return rows_to_table([row_of(t, c) for t, c in zip(traces, contexts, strict=True)])
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep Python's garbage collector from walking over and over what is being made and will stay."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def rows_to_table(rows: Sequence[Row]) -> pa.Table:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,10 @@ from replay_build import (
     trained_ids,
     turn,
 )
+from typer.testing import CliRunner
 
 from rolltape.replay import ConvertOptions, Finding, Status, check, convert
+from rolltape.replay.cli import app
 from rolltape.schema import Context, Turn, decode, encode, read_parquet, write_parquet
 
 
@@ -289,6 +293,29 @@ def test_traces_whose_mask_is_all_false_are_counted_and_none_is_trained() -> Non
     assert codes(conversion.findings) == ["no_trainable_token"] * 4
     assert all("0 trainable tokens in 2 nodes" in f.message for f in conversion.findings)
     assert conversion.groups == []
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        trace(said(None, []), reply(0, [], [], text="words")),
+        trace(said(None, [1, 2]), reply(0, [3, 4], [], text="words", mask=[False] * 2)),
+    ],
+    ids=["no token ids", "nothing sampled"],
+)
+def test_a_file_of_traces_that_train_nothing_fails_verification_and_says_how_many(
+    tmp_path: Path, empty: Record
+) -> None:
+    lines = [json.dumps({**empty, "id": str(i)}) for i in range(4)]
+    (tmp_path / "traces.jsonl").write_text("\n".join(lines) + "\n")
+    run = CliRunner()
+    assert run.invoke(app, ["import", f"{tmp_path}/traces.jsonl", "--run", f"{tmp_path}/run"]).exit_code == 0
+    result = run.invoke(app, ["verify", f"{tmp_path}/run", "--json"])
+    assert result.exit_code == 1
+    codes_found = [finding["code"] for finding in json.loads(result.output)["findings"]]
+    assert codes_found.count("no_trainable_token") == 4
+    result = run.invoke(app, ["convert", f"{tmp_path}/run", "--out", f"{tmp_path}/samples.jsonl"])
+    assert "0 samples: no trace of this step was handed to a trainer" in result.output
 
 
 def test_an_empty_completion_is_no_sample() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -23,7 +24,8 @@ from replay_build import (
 )
 
 from rolltape.replay import ConvertOptions, Status, check, convert
-from rolltape.schema import Context, encode
+from rolltape.replay.branches import leaves, path_to
+from rolltape.schema import Context, decode, encode
 
 # -- conversations that ran twice, or were answered twice
 
@@ -205,6 +207,37 @@ def test_content_in_text_parts_is_text() -> None:
     conversion = converted([trace(parts, reply(0, [3], [4]))])
     assert conversion.findings == []
     assert len(samples(conversion)) == 1
+
+
+def test_each_branch_keeps_its_own_images_in_order_after_the_context_was_rewritten() -> None:
+    def shown(parent: int | None, *names: str) -> Record:
+        node = said(parent, [1])
+        node["message"]["content"] = [{"type": "image_url", "image_url": {"url": f"data:,{name}"}} for name in names]
+        return node
+
+    record = trace(
+        shown(None, "one", "two"),
+        reply(0, [2], [3]),
+        shown(1, "three"),
+        reply(2, [2], [4]),
+        shown(None, "two", "four"),
+        reply(4, [2], [5]),
+        shown(5, "five"),
+        reply(6, [2], [6]),
+    )
+    table = encode([record])
+    assert decode(table) == [record]
+    [row] = table.to_pylist()
+    parents = [-1 if parent is None else parent for parent in row["node_parent"]]
+    seen = [
+        [
+            part["image_url"]["url"][6:]
+            for n in path_to(leaf, parents)
+            for part in json.loads(row["node_parts"][n] or "[]")
+        ]
+        for leaf in leaves(parents)
+    ]
+    assert seen == [["one", "two", "three"], ["two", "four", "five"]]
 
 
 # -- counts

@@ -1,6 +1,6 @@
 """Measure rolltape against traces.jsonl, .pt files and the floor of building bare lists, on the same rollouts.
 
-    python tests/benchmarks/bench.py [--json] [--shape agentic|long_prompt] [--groups 4 16 32] [--repeats 5]
+    python tests/benchmarks/bench.py [--json] [--shape agentic|long_prompt] [--groups 4 16 32] [--repeats 5] [--episodes 256]
 
 Sides that are compared take turns (a, b, c, a, b, c, …), so that a busy machine slows all of them alike; a ratio is one
 of medians. Above 1 rolltape is smaller or faster. README.md beside this file says what each number means.
@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import baselines
+import journals
+import live
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -235,6 +237,17 @@ def vocabulary_widths(groups: int) -> dict[str, float]:
     return result
 
 
+def recording(shape: Shape, repeats: int, episodes: int) -> dict[str, Any]:
+    """What recording costs while episodes run: the journal, CPU, the event loop."""
+    with tempfile.TemporaryDirectory(prefix="rolltape-bench-") as folder:
+        traces = baselines.to_traces(make_records(shape, 8))
+        seconds = measure(journals.sides_of(traces, Path(folder)), repeats)
+    found = {**journals.ratios_of(seconds), **live.recording_cpu(repeats, steps=3, rollouts=episodes)}
+    found |= live.loop_stall(repeats, callbacks=False)
+    del found["callbacks"]
+    return {name: round(value, 3) for name, value in found.items()}
+
+
 def show(report: Mapping[str, Any], console: Console) -> None:
     """Print the report as tables."""
     results = report["results"]
@@ -250,14 +263,19 @@ def show(report: Mapping[str, Any], console: Console) -> None:
             cells = [result[part][name] for result in results]
             table.add_row(name, *("-" if cell is None else f"{cell:.2f}" for cell in cells))
         console.print(table)
+    if report["recording"]:
+        table = Table("recording", "", title="journal_vs_jsonl: above 1 rolltape is faster", title_justify="left")
+        for name, value in report["recording"].items():
+            table.add_row(name, f"{value:.2f}")
+        console.print(table)
     for width, found in report["long_prompt_bytes_per_token"].items():
         console.print(f"long_prompt, ids + masks + log-probs, dictionary of {width}: {found:.2f} B/token")
     for sentence in report["skipped"]:
         console.print(sentence)
 
 
-def measured(shapes: Sequence[str], groups: Sequence[int], repeats: int) -> dict[str, Any]:
-    """The numbers of all shapes and group counts."""
+def measured(shapes: Sequence[str], groups: Sequence[int], repeats: int, episodes: int) -> dict[str, Any]:
+    """The numbers of all shapes and group counts, and of recording."""
     packages = ("verifiers", "pyarrow", "numpy", *(["torch"] if HAS_TORCH else []))
     return {
         "python": platform.python_version(),
@@ -266,6 +284,7 @@ def measured(shapes: Sequence[str], groups: Sequence[int], repeats: int) -> dict
         "skipped": [] if HAS_TORCH else [NO_TORCH],
         "results": [run(shape, count, repeats) for shape in shapes for count in groups],
         "long_prompt_bytes_per_token": vocabulary_widths(min(groups)) if "long_prompt" in shapes else {},
+        "recording": recording(SHAPES[shapes[0]], repeats, episodes) if episodes else {},
     }
 
 
@@ -276,9 +295,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--shape", choices=list(SHAPES), help="only this shape (default: agentic and long_prompt)")
     parser.add_argument("--groups", type=int, nargs="+", default=[4, 16, 32], help="group counts")
     parser.add_argument("--repeats", type=int, default=5, help="repeats of each measurement")
+    parser.add_argument("--episodes", type=int, default=256, help="episodes a step of the live part; 0 leaves it out")
     chosen = parser.parse_args(arguments)
     shapes = [chosen.shape] if chosen.shape else ["agentic", "long_prompt"]
-    report = measured(shapes, chosen.groups, chosen.repeats)
+    report = measured(shapes, chosen.groups, chosen.repeats, chosen.episodes)
     if chosen.json:
         print(json.dumps(report, indent=1))
     else:

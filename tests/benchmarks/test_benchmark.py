@@ -16,15 +16,21 @@ RATIOS = {
 }
 
 
+RECORDING = {"journal_vs_jsonl", "journal_vs_jsonl_synced", "recording_cpu", "loop_stall_ms"}
+
+
 def bench(*arguments: str) -> str:
+    """What the benchmark prints."""
     command = [sys.executable, str(HERE / "bench.py"), "--shape", "tiny", "--repeats", "1", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
-def test_json_holds_ratios_and_bytes_per_token_for_each_group_count() -> None:
-    report: dict[str, Any] = json.loads(bench("--json", "--groups", "1", "2"))
+def test_json_holds_the_numbers_of_each_group_count_and_of_recording() -> None:
+    report: dict[str, Any] = json.loads(bench("--json", "--groups", "1", "2", "--episodes", "8"))
+    assert report["recording"].keys() > RECORDING
+    assert all(value > 0 for value in report["recording"].values())
     assert [(result["shape"], result["groups"]) for result in report["results"]] == [("tiny", 1), ("tiny", 2)]
     for result in report["results"]:
         assert result["ratios"].keys() == RATIOS
@@ -35,6 +41,6 @@ def test_json_holds_ratios_and_bytes_per_token_for_each_group_count() -> None:
 
 
 def test_tables_hold_the_same_and_say_what_was_left_out() -> None:
-    told = bench("--groups", "1")
+    told = bench("--groups", "1", "--episodes", "0")
     assert all(ratio in told for ratio in RATIOS)
     assert ("torch is not installed" in told) == (find_spec("torch") is None)

@@ -1,0 +1,33 @@
+"""The journal against Verifiers' traces.jsonl: each trace taken apart and appended on its own, never batched."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import baselines
+
+from rolltape.record.journal import Fsync, Journal, pack_record
+from rolltape.schema.encoding import row_of
+
+
+def sides_of(traces: Sequence[Any], folder: Path) -> dict[str, Callable[[], Any]]:
+    """What is timed: Verifiers' `write_trace` of every trace, and encoding and appending it, by how the journal syncs."""
+    ours = {fsync: lambda fsync=fsync: _append(traces, folder, fsync) for fsync in get_args(Fsync)}
+    return {"write_jsonl": lambda: baselines.write_jsonl(list(traces), folder), **ours}
+
+
+def _append(traces: Sequence[Any], folder: Path, fsync: Fsync) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        journal = Journal(Path(name) / "0.main.journal", fsync=fsync)
+        for trace in traces:
+            journal.append(pack_record("trace", {}, row_of(trace)))
+        journal.close()
+
+
+def ratios_of(seconds: dict[str, float]) -> dict[str, float]:
+    """`write_trace` over ours, as the journal syncs by default, and with the other ways."""
+    named = {"interval": "journal_vs_jsonl", "always": "journal_vs_jsonl_synced", "never": "journal_vs_jsonl_unsynced"}
+    return {name: seconds["write_jsonl"] / seconds[fsync] for fsync, name in named.items()}

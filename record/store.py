@@ -22,12 +22,12 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from rolltape.record.frames import pack_record, unpack_frame
 from rolltape.record.journal import Fsync, Journal
 from rolltape.record.limits import LARGEST_COLUMN, drop_extra, fit
 from rolltape.record.worker import Worker
 from rolltape.schema.encoding import Row
 from rolltape.schema.errors import BadInput
+from rolltape.schema.frames import pack_record, unpack_frame
 
 logger = logging.getLogger(__name__)
 

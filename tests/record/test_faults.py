@@ -32,7 +32,7 @@ from record_build import (
     unsynced,
 )
 
-from rolltape.record import frames, limits
+from rolltape.record import limits
 from rolltape.record import store as store_module
 from rolltape.record.journal import Journal, Record, pack_record, read_journal
 from rolltape.record.recorder import NotRecorded, Recorder, StoreOptions
@@ -40,7 +40,7 @@ from rolltape.record.recover import recover
 from rolltape.record.worker import Worker
 from rolltape.replay import open_run
 from rolltape.replay.verify import verify
-from rolltape.schema import Context, Group, Outcome, RolltapeError, Step, decode
+from rolltape.schema import Context, Group, Outcome, RolltapeError, Step, decode, frames
 from rolltape.schema.encoding import row_of
 from rolltape.schema.errors import BadInput, RunConflict
 from rolltape.schema.fields import TRACE

@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 from record_build import assert_same_row, recorded, same, trace
 
-from rolltape.record import frames
 from rolltape.record.journal import Fault, Journal, Record, claim, is_alive, pack_record, read_journal, scan
-from rolltape.schema import Context, Turn
+from rolltape.schema import Context, Turn, frames
 from rolltape.schema.encoding import row_of
 from rolltape.schema.errors import BadInput, Damaged
 from rolltape.schema.jsontext import pack_extra, unpack_extra

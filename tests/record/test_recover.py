@@ -30,7 +30,6 @@ from record_build import (
 )
 
 from rolltape.record.folder import one_at_a_time
-from rolltape.record.frames import HEAD_BYTES
 from rolltape.record.journal import Journal, Record, pack_record, read_journal
 from rolltape.record.recorder import Recorder
 from rolltape.record.recover import Recovered, recover
@@ -39,6 +38,7 @@ from rolltape.replay.cli import main
 from rolltape.schema import Context, Outcome, RunNotFound, Step, Turn
 from rolltape.schema.encoding import row_of
 from rolltape.schema.errors import Damaged
+from rolltape.schema.frames import HEAD_BYTES
 from rolltape.schema.paths import Part, RunPaths, folder_of
 
 APPEND = "rolltape.record.journal:Journal.append"

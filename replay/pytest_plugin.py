@@ -32,7 +32,7 @@ class _Runs:
         self.asked = _real(config.invocation_params.dir / name for name in given)
         """Of the command line: replayed whatever else is collected."""
         self.all = {**self.asked, **_real(Path(name) for name in configured)}
-        """Also of the configuration: replayed where pytest comes upon their folders."""
+        """Also of the configuration: replayed where pytest comes upon their folders, or tests everything."""
         self.collected: set[Path] = set()
 
 
@@ -87,12 +87,18 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
-    """Runs of the command line that lie in no collected folder."""
+    """Runs that lie in no collected folder: those of the command line, and where everything is tested, the configured ones."""
     runs = session.config.stash[_RUNS]
-    for real, path in runs.asked.items():
+    for real, path in (runs.all if _whole(session.config) else runs.asked).items():
         if real not in runs.collected:
             runs.collected.add(real)
             items.extend(session.genitems(RecordedRun.from_parent(session, path=path)))
+
+
+def _whole(config: pytest.Config) -> bool:
+    """Whether the whole project is tested: pytest was started at its root without a path."""
+    source = getattr(config, "args_source", None)  # not before pytest 7.2
+    return source is not None and source.name != "ARGS" and config.invocation_params.dir == config.rootpath
 
 
 class RecordedRun(pytest.File):
@@ -122,7 +128,7 @@ class _RolltapeItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, None, str]:
         """Where and what."""
-        return self.path, None, f"replay of {self.name}"
+        return self.path, None, f"replay of {self.path.name}, {self.name}"
 
 
 class _Unreadable(_RolltapeItem):

@@ -118,6 +118,17 @@ def test_configured_runs_are_replayed_where_pytest_comes_upon_them(pytester: pyt
     replay(pytester, "test_configured_runs_are_replayed_where_pytest_comes_upon_them.py").assert_outcomes(passed=1)
 
 
+def test_configured_runs_outside_of_what_pytest_walks_are_replayed_where_everything_is_tested(
+    pytester: pytest.Pytester,
+) -> None:
+    record(pytester.path / "data" / "run", steps=1)
+    tests = pytester.mkdir("tests")
+    (tests / "test_one.py").write_text("def test_one(): pass")
+    pytester.makeini("[pytest]\nrolltape_runs = data\ntestpaths = tests")
+    replay(pytester).assert_outcomes(passed=2)
+    replay(pytester, "tests").assert_outcomes(passed=1)
+
+
 def test_runs_that_nobody_asked_for_are_left_alone(pytester: pytest.Pytester, run: Path) -> None:
     assert replay(pytester, run).ret == pytest.ExitCode.NO_TESTS_COLLECTED
 

@@ -27,6 +27,7 @@ _ELSEWHERE = {
     "approve": ("rolltape.replay.approve_cli", "approve_command", ""),
     "list": ("rolltape.replay.list_cli", "list_command", ""),
     "stats": ("rolltape.replay.stats_cli", "stats_command", ""),
+    "show": ("rolltape.replay.show_cli", "show_command", ""),
 }
 """Commands of other modules: module, function, and the extra that the module needs."""
 _ORDER = (

@@ -1,0 +1,391 @@
+"""A trace as people read it: what it is and what became of it, then the conversation, forks as a tree, tokens on request."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from rolltape.replay.console import printable, table
+from rolltape.replay.show import Message, Token, Trace, parsed
+from rolltape.replay.words import MISSING, alike, count, decimal, duration, moment, shortened
+from rolltape.schema.fields import DISPOSITIONS
+from rolltape.schema.records import Group as GroupRecord
+
+UNLIKELY = 0.1
+"""Sampled tokens below this probability are marked."""
+LINES, LENGTH, TOKENS = 12, 1200, 150
+"""Lines, characters and tokens of a message that are shown unless everything is asked for."""
+_ROLES = {"system": "yellow", "user": "green", "assistant": "cyan", "tool": "magenta"}
+_SHADES = ((0.5, "green"), (UNLIKELY, "yellow"), (0.01, "dark_orange"), (0.0, "bold red"))
+_WORST, _DEEPEST = 5, 6
+
+
+@dataclass(frozen=True)
+class Look:
+    """What of a trace is shown."""
+
+    full: bool = False
+    tokens: bool = False
+    logprobs: bool = False
+    text_of: Callable[[int], str] | None = None
+    """Text of a token id, where a tokenizer is known."""
+
+
+# -- one trace
+
+
+def render_trace(trace: Trace, path: str, look: Look) -> RenderableType:
+    """Everything there is to see of a trace."""
+    return Group(_head(trace, path, look), Text(), *_conversation(trace, look))
+
+
+def _head(trace: Trace, path: str, look: Look) -> Table:
+    """What the trace is, as two columns."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in _facts(trace, path, look):
+        grid.add_row(name, value if isinstance(value, Text) else Text(printable(value)))
+    return grid
+
+
+def _facts(trace: Trace, path: str, look: Look) -> Iterator[tuple[str, str | Text]]:
+    row = trace.row
+    yield "trace", Text(printable(trace.place.trace_id), style="bold")
+    yield "where", _where(trace, path)
+    yield "task", _task(row)
+    yield "outcome", _outcome(row)
+    if row["reason"]:
+        yield "why", _cut(row["reason"], look)
+    yield from _errors(row, look)
+    yield "reward", _reward(trace)
+    if row["handed_reward"] is not None:
+        yield "handed", f"{row['handed_reward']}, changed by a hook of the trainer"
+    if row["remove_sample"] and any(row["remove_sample"]):
+        yield "removed", f"{sum(row['remove_sample'])} of {len(row['remove_sample'])} Samples, by a hook of the trainer"
+    if trace.place.group is not None:
+        yield "group", _group(trace.place.group)
+    if row["metrics"]:
+        yield "metrics", ", ".join(f"{name} {_number(value)}" for name, value in row["metrics"].items())
+    yield "size", _size(row)
+    yield "model", _model(row)
+    yield "time", _time(row)
+    for problem in row["problems"] or ():
+        yield "not exact", problem
+    if look.full and row["info"] not in (None, "{}"):
+        yield "info", row["info"]
+
+
+def _where(trace: Trace, path: str) -> str:
+    row, part = trace.row, trace.place.commit.part
+    told = [f"{path}, {part.split} step {part.step}"]
+    told += [f"{n} {row[f'{n}_index']}" for n in ("group", "rollout") if row[f"{n}_index"] is not None]
+    told += [f"try {row['try_number']}"] if row["try_number"] else []
+    told += [f"attempt {part.attempt}"] if part.attempt or trace.place.superseded else []
+    told += [f"writer {part.writer}"] if part.writer != "main" else []
+    told += ["recorded again by a newer attempt"] if trace.place.superseded else []
+    return ", ".join(told)
+
+
+def _task(row: Mapping[str, Any]) -> str:
+    name = row["task_name"] or row["task_key"] or row["task_idx"]
+    place = "" if row["task_idx"] is None else f", index {row['task_idx']}"
+    label = "" if row["task_label"] is None else f", label {shortened(row['task_label'], 60)}"
+    return f"{MISSING if name is None else name} ({row['task_type'] or 'no type'}{place}){label}"
+
+
+def _outcome(row: Mapping[str, Any]) -> Text:
+    said = row["disposition"]
+    if said is None:
+        return Text("not known: the trace was imported, or its step did not end")
+    style = "green" if said in ("emitted", "eval") else "yellow"
+    return Text(printable(said.replace("_", " ")), style=style).append(f": {DISPOSITIONS.get(said, '')}", style="dim")
+
+
+def _errors(row: Mapping[str, Any], look: Look) -> Iterator[tuple[str, Text]]:
+    tracebacks = row["error_tracebacks"] or []
+    for i, (kind, message) in enumerate(zip(row["error_types"] or (), row["error_messages"] or (), strict=False)):
+        text = Text(printable(f"{kind}: {_cut(message or '', look)}"), style="red")
+        if look.full and i < len(tracebacks) and tracebacks[i]:
+            text.append("\n" + printable(tracebacks[i].rstrip()), style="dim")
+        yield "error", text
+
+
+def _reward(trace: Trace) -> str:
+    total, parts = trace.row["reward"], trace.parts
+    if total is None and not parts:
+        return "not scored"
+    told = " + ".join(_part(*part) for part in parts)
+    differs = trace.reward_differs
+    wrong = "" if differs is None else f"; the parts add up to {_number(differs)}"
+    return f"{'not scored' if total is None else _number(total)}{f' = {told}' if told else ''}{wrong}"
+
+
+def _part(name: str, value: float | None, score: float | None, weight: float | None) -> str:
+    made = "" if score is None and weight is None else f" ({_number(score)} x {_number(weight)})"
+    return f"{name} {'not scored' if value is None else _number(value)}{made}"
+
+
+def _group(group: GroupRecord) -> str:
+    """What the group record says: its size, and the sums of the live traces."""
+    sums = ", ".join(
+        f"{name} {_number(r.sum)}" if r.sum is not None else f"{name} none ({r.count} of {len(group.trace_ids)} scored)"
+        for name, r in group.rewards.items()
+    )
+    size = f"{len(group.trace_ids)} of {group.expected_size} rollouts"
+    return f"{size}; sums: {sums}" if sums else size
+
+
+def _size(row: Mapping[str, Any]) -> str:
+    branches = f", {row['num_branches']} branches" if (row["num_branches"] or 0) > 1 else ""
+    ended = f"ended by {row['stop_condition']}" if row["stop_condition"] else "how it ended is not recorded"
+    cut = ", truncated" if row["is_truncated"] else ""
+    counts = f"{count(row['num_turns'])} turns in {count(row['num_nodes'])} messages{branches}"
+    return f"{counts}; {_exact(row['num_tokens'])} tokens, {_exact(row['num_sampled'])} sampled; {ended}{cut}"
+
+
+def _exact(value: int | None) -> str:
+    return MISSING if value is None else f"{value:,}"
+
+
+def _model(row: Mapping[str, Any]) -> str:
+    told = [row["model"] or "model not recorded"]
+    versions = dict.fromkeys(v for v in row["turn_weight_version"] or () if v is not None)
+    told += [f"weights {', '.join(versions)}"] if versions else []
+    told += _settings(row["sampling"], "") + _settings(row["renderer"], "renderer ")
+    return "; ".join(told)
+
+
+def _settings(text: str | None, head: str) -> list[str]:
+    values = parsed(text)
+    if not isinstance(values, Mapping):
+        return [f"{head}{values}"] if values else []
+    return [head + ", ".join(f"{k} {v}" for k, v in values.items() if v is not None)] if values else []
+
+
+def _time(row: Mapping[str, Any]) -> str:
+    told = []
+    for name in ("setup", "generation", "finalize", "scoring"):
+        begin, end = row[f"{name}_start"], row[f"{name}_end"]
+        if begin and end:
+            told.append(f"{name} {duration(end - begin)}")
+    began = f"began {moment(row['started_at'])}" if row["started_at"] else "start not recorded"
+    return ", ".join([began, *told])
+
+
+def _number(value: float | None) -> str:
+    """A number as it is, without zeros that say nothing."""
+    if value is None:
+        return MISSING
+    return str(value) if not math.isfinite(value) else f"{value:.6g}"
+
+
+def _cut(text: str, look: Look) -> str:
+    """A text, or its beginning and how much is left."""
+    if look.full:
+        return text
+    lines = text[:LENGTH].split("\n")
+    begin = "\n".join(lines[:LINES])
+    left = len(text) - len(begin)
+    return text if left <= 0 else f"{begin.rstrip()} … {left:,} more characters (--full)"
+
+
+# -- the conversation
+
+
+def _conversation(trace: Trace, look: Look) -> Iterator[RenderableType]:
+    roots = trace.children.get(None, [])
+    if not roots:
+        yield Text("no messages")
+    if len(roots) == 1:
+        yield from _stretch(trace, roots[0], look)
+    elif roots:
+        yield _fork(trace, roots, look, "conversation")
+
+
+def _stretch(trace: Trace, start: int, look: Look) -> Iterator[RenderableType]:
+    """Messages up to a fork, and the fork as a tree."""
+    last = start
+    for message in trace.chain(start):
+        yield _message(message, look)
+        last = message.index
+    following = trace.children.get(last, [])
+    if following:
+        yield _fork(trace, following, look, "branch")
+
+
+def _fork(trace: Trace, starts: Sequence[int], look: Look, what: str) -> Tree:
+    """Every branch in turn, without recursion: a conversation may fork a thousand times. Deep ones are not indented more."""
+    top = Tree(Text(f"{len(starts)} {'conversations' if what == 'conversation' else 'ways on'}", style="bold"))
+    waiting = [(top, 1, start, f"{what} {i + 1}") for i, start in reversed(list(enumerate(starts)))]
+    while waiting:
+        tree, depth, start, name = waiting.pop()
+        messages = list(trace.chain(start))
+        here = tree.add(Group(Text(name, style="bold"), *(_message(m, look) for m in messages)))
+        following = list(enumerate(trace.children.get(messages[-1].index, [])))
+        below = here if depth < _DEEPEST else tree
+        waiting += [(below, depth + 1, node, f"{name}.{i + 1}") for i, node in reversed(following)]
+    return top
+
+
+def _message(message: Message, look: Look) -> RenderableType:
+    """One message: a line about it, then what it says."""
+    fields = message.fields
+    body: list[RenderableType] = []
+    if fields["reasoning"]:
+        body.append(Text(printable(_cut(fields["reasoning"], look)), style="dim italic"))
+    if fields["content"]:
+        body.append(Text(printable(_cut(fields["content"], look))))
+    body += [Text(f"[{printable(kind)}]", style="dim") for kind in message.other_parts]
+    body += [
+        Text(printable(f"→ {name}({_cut(arguments, look)})"), style="cyan") for name, arguments in message.tool_calls
+    ]
+    if message.tokens is not None:
+        body += _tokens(message.tokens, look)
+    return Group(_line(message), *(Padding(part, (0, 0, 0, 2), expand=False) for part in body), Text())
+
+
+def _line(message: Message) -> Text:
+    fields, role = message.fields, str(message.fields["role"])
+    line = Text(printable(role), style=f"bold {_ROLES.get(role, 'white')}")
+    if fields["name"] or fields["tool_call_id"]:
+        line.append(printable(f" {fields['name'] or ''} ← {fields['tool_call_id'] or '?'}"))
+    told = [f"#{message.index}", f"{_exact(fields['tokens'])} tokens"]
+    if fields["sampled"]:
+        told[-1] += f", {_exact(fields['logprobs'])} sampled"
+        told += [str(reason)] if (reason := fields["finish_reason"]) else []
+        told += _turn(message.turn or {})
+    if fields["raw"]:
+        told.append("lists that fit no column are kept beside")
+    return line.append(printable("  " + "; ".join(told)), style="dim")
+
+
+def _turn(turn: Mapping[str, Any]) -> list[str]:
+    """What the engine said of a reply."""
+    told = []
+    if turn.get("latency") is not None:
+        told.append(f"took {duration(turn['latency'])}")
+    if turn.get("cached_tokens") is not None:
+        told.append(f"{turn['cached_tokens']:,} cached")
+    if turn.get("weight_version") is not None:
+        told.append(f"weights {turn['weight_version']}")
+    if turn.get("retries"):
+        told.append(f"{turn['retries']} requests before it failed")
+    return told
+
+
+# -- tokens
+
+
+def _tokens(tokens: Sequence[Token], look: Look) -> list[RenderableType]:
+    """Tokens in order: those that were not sampled dim, sampled ones by probability, unlikely ones in brackets."""
+    shown = tokens if look.full else tokens[:TOKENS]
+    text = Text()
+    for token in shown:
+        text.append(_piece(token, look), style=_shade(token)).append(" " if look.text_of is None else "·", style="dim")
+    if len(shown) < len(tokens):
+        text.append(f"… {len(tokens) - len(shown):,} more tokens (--full)", style="dim")
+    parts: list[RenderableType] = [text] if tokens else []
+    if look.logprobs and any(t.sampled for t in tokens):
+        parts.append(_likelihood(tokens, look))
+    return parts
+
+
+def _piece(token: Token, look: Look) -> str:
+    text = _text(token, look)
+    if not token.sampled:
+        return text
+    chance = _chance(token)
+    if look.logprobs:
+        text += f":{MISSING if token.logprob is None else f'{token.logprob:.2f}'.replace('-0.00', '0')}"
+    elif chance is not None and chance < UNLIKELY:
+        text += f" {_percent(chance)}"
+    return f"‹{text}›" if chance is None or not chance >= UNLIKELY else text
+
+
+def _text(token: Token, look: Look) -> str:
+    return str(token.id) if look.text_of is None else printable(look.text_of(token.id), one_line=True)
+
+
+def _chance(token: Token) -> float | None:
+    """Probability that the token was sampled with; None where no log-prob was recorded."""
+    if token.logprob is None:
+        return None
+    return math.exp(min(token.logprob, 0.0)) if token.logprob == token.logprob else math.nan
+
+
+def _percent(chance: float) -> str:
+    return f"{100 * chance:.0f}%" if chance >= 0.01 else f"{100 * chance:.1g}%"
+
+
+def _shade(token: Token) -> str:
+    chance = _chance(token)
+    if not token.sampled:
+        return "dim"
+    if chance is None or chance != chance:
+        return "reverse"
+    return next(style for least, style in _SHADES if chance >= least)
+
+
+def _likelihood(tokens: Sequence[Token], look: Look) -> Text:
+    """How likely the sampled tokens of a message were."""
+    known = [(t.logprob, t) for t in tokens if t.sampled and t.logprob is not None and math.isfinite(t.logprob)]
+    without = sum(t.sampled for t in tokens) - len(known)
+    told = []
+    if known:
+        mean = math.fsum(p for p, _ in known) / len(known)
+        unlikely = sum(math.exp(min(p, 0.0)) < UNLIKELY for p, _ in known)
+        told.append(f"{len(known):,} log-probs, mean {mean:.3f}, {unlikely:,} below {100 * UNLIKELY:.0f}%")
+        worst = [(p, t) for p, t in sorted(known, key=lambda k: k[0])[:_WORST] if p < math.log(0.5)]
+        if worst:
+            told.append("least likely " + ", ".join(f"{_text(t, look)!r} {_percent(math.exp(p))}" for p, t in worst))
+    if without:
+        told.append(f"{without:,} sampled tokens without a finite log-prob")
+    return Text("; ".join(told), style="dim")
+
+
+# -- the traces of a step
+
+
+def render_step(title: str, rows: Sequence[Mapping[str, Any]], short: int, width: int) -> RenderableType:
+    """The traces of a step, a line each, in order of group, rollout and try."""
+    names = ["trace", "group", "task", "reward", "turns", "sampled", "ended", "became"]
+    lines = [_trace_line(row, short) for row in rows]
+    shown = table("", names, lines, ("group", "reward", "turns", "sampled"), cut=("task", "ended"), dense=True)
+    reasons = Counter(
+        f"{(row['disposition'] or '').replace('_', ' ')}: {row['reason']}" for row in rows if row["reason"]
+    )
+    told = [Text(printable(kind.line(width))) for kind in alike(reasons)]
+    return Group(Text(printable(title)), Text(), shown, *([Text(), *told] if told else []))
+
+
+def _trace_line(row: Mapping[str, Any], short: int) -> list[Any]:
+    said = (row["disposition"] or MISSING).replace("_", " ")
+    task = row["task_name"] or row["task_key"] or row["task_idx"]
+    return [
+        row["trace_id"][:short],
+        row["group_index"],
+        MISSING if task is None else str(task),
+        decimal(row["reward"]),
+        row["num_turns"],
+        count(row["num_sampled"]),
+        _ended(row),
+        Text(printable(said), style="" if said in ("emitted", "eval") else "yellow"),
+    ]
+
+
+def _ended(row: Mapping[str, Any]) -> str:
+    """How a trace ended: by an error, by a limit, or by what it says."""
+    if row["error_types"]:
+        return str(row["error_types"][-1])
+    stop = row["stop_condition"] or MISSING
+    return f"truncated ({stop})" if row["is_truncated"] else str(stop)

@@ -84,8 +84,13 @@ class Replayed:
             yield "evaluated", self._evaluated() if self.table.num_rows else []
             return
         yield "converted", self.conversion.groups
-        if self.commit.step.digest_handed is not None:
+        if self.commit.step.digest_handed is not None and self._as_recorded:
             yield "handed", finish(self.conversion.groups, read_outcomes(self.table), self.commit.step)
+
+    @property
+    def _as_recorded(self) -> bool:
+        """Whether it is converted as it was live: outcomes fit no other Samples."""
+        return self.options == replace(ConvertOptions.from_dict(self.commit.step.options), strict=False)
 
     def _evaluated(self) -> list[SampleGroup]:
         rollouts = evaluated(self.table, self.commit.groups, self.options, None)
@@ -94,16 +99,11 @@ class Replayed:
 
     def verdicts(self) -> Iterator[Verdict]:
         """What each stage gave, up to one that cannot be made."""
-        stages = self.stages()
-        while True:
-            try:
-                stage, groups = next(stages)
-            except StopIteration:
-                return
-            except BadInput as error:
-                yield Verdict(stage="handed", state="differs", message=f"{self}: {error}")
-                return
-            yield self._verdict(stage, groups)
+        try:
+            for stage, groups in self.stages():
+                yield self._verdict(stage, groups)
+        except BadInput as error:  # outcomes that no longer fit
+            yield Verdict(stage="handed", state="differs", message=f"{self}: {error}")
 
     def _verdict(self, stage: str, groups: list[SampleGroup]) -> Verdict:
         approved = self.expected and self.expected.digests.get(stage)
@@ -126,7 +126,7 @@ class Replayed:
     def _difference(self, stage: str, comparison: Comparison, version: int) -> str:
         first = comparison.first
         lines = [f"{self}, {_STAGES[stage]}: {first}", comparison.summary + "."]
-        if first.now is NOTHING and first.trace_id in self.conversion.dropped:
+        if stage == "converted" and first.now is NOTHING and first.trace_id in self.conversion.dropped:
             lines.append("Now the trace is dropped: {}, {}.".format(*self.conversion.dropped[first.trace_id]))
         now = here.CONVERTER_VERSION
         lines.append(f"Approved with version {version} of the converter, replayed with version {now}.")

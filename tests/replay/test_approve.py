@@ -130,6 +130,15 @@ def test_another_branch_policy_is_kept_with_the_samples(tmp_path: Path) -> None:
     assert [v.state for v in part.verdicts()] == ["same"]
 
 
+def test_another_branch_policy_leaves_out_the_batch_that_was_handed_over_of_other_samples(root: Path) -> None:
+    first, *_ = approve(open_run(root), branch_policy="siblings")
+    assert first.samples == 2
+    head = read_expected(RunPaths(root).expected(FIRST))
+    assert head is not None
+    assert head.digests.keys() == {"converted"}
+    assert all(v.state == "same" for part in replay(open_run(root)) for v in part.verdicts())
+
+
 def test_only_what_is_asked_for_is_approved(root: Path) -> None:
     assert states(root, steps=[0]) == [("train", 0, "new")]
     assert states(root, splits=["eval-math"]) == [("eval-math", 1, "new")]

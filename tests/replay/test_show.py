@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -403,17 +402,19 @@ def test_many_tokens_are_cut_and_the_rest_counted(tmp_path: Path) -> None:
     assert " 999\n" in drawn(tmp_path, tokens=True, full=True) + "\n"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None, reason="needs the package tokenizers")
-def test_with_a_tokenizer_tokens_are_text(demo_run: Path, rolltape: Cli) -> None:
-    run = open_run(demo_run)
-    first = trace_ids(run, run.all_commits[0])[0]
-    folder = demo_run.with_name("demo-run-setup") / "tokenizer"
-    code, out, _ = rolltape("show", demo_run, first, "--tokenizer", folder)
+def test_with_a_tokenizer_tokens_are_text(tmp_path: Path, rolltape: Cli) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"zero": 0, "one": 1, "two\n\x1b": 2, "[UNK]": 3}
+    model = tokenizers.models.WordLevel(words, unk_token="[UNK]")
+    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    only(tmp_path / "run", trace(said(None, [1, 2]), reply(0, [0], [1, 77], [-5.0, -0.1]), id="a"))
+    code, out, _ = rolltape("show", tmp_path / "run", "a", "--tokenizer", tmp_path)
     assert code == 0
-    assert "<|im_start|>·user·\\n·" in out
-    code, _, err = rolltape("show", demo_run, first, "--tokenizer", demo_run)
+    assert "  one·two\\n\\x1b·" in out
+    assert "  zero·‹one 0.7%›·[77]·" in out
+    code, _, err = rolltape("show", tmp_path / "run", "a", "--tokenizer", tmp_path / "run")
     assert (code, "expected a tokenizer.json" in err) == (2, True)
-    code, _, err = rolltape("show", demo_run, first, "--tokenizer", demo_run / "run.json")
+    code, _, err = rolltape("show", tmp_path / "run", "a", "--tokenizer", tmp_path / "run" / "run.json")
     assert (code, "no readable tokenizer" in err) == (2, True)
 
 

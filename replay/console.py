@@ -70,8 +70,13 @@ err = SafeConsole(stderr=True)
 
 def print_json(value: Any) -> None:
     """Print `value` as JSON that every reader takes: NaN and infinities become text."""
-    text = json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str)
-    sys.stdout.write(_UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text) + "\n")
+    sys.stdout.write(json_text(value) + "\n")
+
+
+def json_text(value: Any, indent: int | None = 2) -> str:
+    """`value` as such JSON."""
+    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, default=str)
+    return _UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def _finite(value: Any) -> Any:

@@ -6,16 +6,20 @@ What is no question is refused before it is run.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 
 from rolltape.replay.sql import plan, source
 from rolltape.replay.sql.declare import quoted
 from rolltape.replay.sql.handed import handed
 from rolltape.replay.sql.kept import SMALL, WORTH, Kept
+from rolltape.replay.sql.live import journaled, rows_of
 from rolltape.replay.sql.source import Chosen, Selection
 from rolltape.replay.sql.views import VIEWS
 from rolltape.schema.errors import BadInput
@@ -28,6 +32,18 @@ if TYPE_CHECKING:
 Parameters = Sequence[Any] | Mapping[str, Any]
 
 
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer, and what it leaves out."""
+
+    relation: duckdb.DuckDBPyRelation
+    notes: list[str]
+    """Sentences: other splits, superseded steps, rows in journals, faults."""
+
+
 def sql(
     runs: Run | Sequence[Run], query: str, *, parameters: Parameters | None = None, **selection: Any
 ) -> duckdb.DuckDBPyRelation:
@@ -37,20 +53,25 @@ def sql(
     fill `?` or `$name`. `selection`: the fields of `Selection`.
     Raises BadInput for what is no query or asks for more than reading, Damaged where a commit or file is not whole.
     """
+    return ask(runs, query, parameters=parameters, **selection).relation
+
+
+def ask(runs: Run | Sequence[Run], query: str, *, parameters: Parameters | None = None, **selection: Any) -> Answer:
+    """`sql`, and what its answer leaves out."""
     import duckdb
 
-    asked = _Asked.of(runs, Selection(**selection))
+    asked = Asked.about(runs, Selection(**selection))
     connection = asked.connection(*(v for v in ("groups", "steps", "samples") if plan.mentions(query, v)))
     check_query(connection, query)
     asked.fill(connection, query, parameters)
-    _lock(connection)
+    lock(connection)
     try:
         relation = connection.sql(query, params=parameters)
     except duckdb.Error as error:
         raise BadInput(refusal(error)) from error
     if relation is None:
         raise BadInput("the query has no result; expected a SELECT.")
-    return relation
+    return Answer(relation, asked.notes)
 
 
 def connect(runs: Run | Sequence[Run], *, locked: bool = True, **selection: Any) -> duckdb.DuckDBPyConnection:
@@ -59,27 +80,45 @@ def connect(runs: Run | Sequence[Run], *, locked: bool = True, **selection: Any)
     It sees the runs as they are now, and opens their files for every question; `sql` keeps small columns and is faster.
     `locked`: keep queries from files and network; without it tables of your own can be joined. Raises what `sql` raises.
     """
-    asked = _Asked.of(runs, Selection(**selection))
+    asked = Asked.about(runs, Selection(**selection))
     connection = asked.connection("groups", "steps", "samples", own=not locked)
     connection.register("_rows", asked.every_column())
     if locked:
-        _lock(connection)
+        lock(connection)
     return connection
 
 
-class _Asked:
+@dataclass(frozen=True)
+class Asked:
     """The rows that are asked about."""
 
-    def __init__(self, parts: list[Chosen]) -> None:
-        self.parts = parts
-        self.schema = source.schema_of(parts)
+    parts: list[Chosen]
+    schema: pa.Schema
+    journaled: list[ds.Dataset] = field(default_factory=list)
+    """Rows that are not committed, where they are asked for."""
+    notes: list[str] = field(default_factory=list)
+    """What was left out."""
 
     @classmethod
-    def of(cls, runs: Any, selection: Selection) -> _Asked:
-        opened = list(runs) if isinstance(runs, Sequence) else [runs]
-        if not opened:
+    def about(cls, runs: Run | Sequence[Run], selection: Selection) -> Asked:
+        """Find the rows. Raises what `sql` raises."""
+        given = list(runs) if isinstance(runs, Sequence) else [runs]
+        if not given:
             raise BadInput("no run was given; expected at least one.")
-        return cls(source.chosen(opened, selection))
+        opened = source.labelled(given)
+        found = {label: journaled(run) for label, run in opened.items()} if selection.live else {}
+        opened |= {label: f.run for label, f in found.items()}
+        splits = selection.splits(opened.values(), (part.split for f in found.values() for part, _ in f.rows))
+        parts = source.chosen(opened, splits, selection)
+        tables = [t for label, f in found.items() for t in rows_of(f, label, splits, selection)]
+        if selection.attempt is not None and not parts and not tables:
+            raise BadInput(f"attempt {selection.attempt} recorded nothing of that; see the view steps for what did.")
+        faults = [fault for f in found.values() for fault in f.faults]
+        for fault in faults:
+            logger.warning(fault)
+        notes = [*faults, *left_out(opened, splits, parts, selection)]
+        schema = source.schema_of(parts)
+        return cls(parts, schema, [source.in_memory(table, schema) for table in tables], notes)
 
     def connection(self, *filled: str, own: bool = False) -> duckdb.DuckDBPyConnection:
         """A connection with all views, over no rows yet; those of `filled` have theirs."""
@@ -89,13 +128,15 @@ class _Asked:
         connection.register("_rows", source.union([], self.schema))
         for name, fill in (("steps", source.steps), ("groups", source.groups), ("samples", handed)):
             connection.register(f"_{name}", fill(self.parts if name in filled else []))
+        later = [n for n in self.schema.names if n not in source.PLAIN.names and n not in source.KNOWN.names]
         for view in VIEWS.values():
-            connection.execute(f"CREATE TEMP VIEW {quoted(view.name)} AS {view.sql}")
+            added = later if view.name == "traces" else []
+            connection.execute(f"CREATE TEMP VIEW {quoted(view.name)} AS {view.definition(added)}")
         return connection
 
     def every_column(self) -> ds.Dataset:
         """The rows, read from their files as they are needed."""
-        return source.union(source.rows(self.parts, self.schema), self.schema)
+        return source.union([*source.rows(self.parts, self.schema), *self.journaled], self.schema)
 
     def fill(self, connection: duckdb.DuckDBPyConnection, query: str, parameters: Parameters | None) -> None:
         """Give the connection the rows that the query needs: kept columns where they do, else the files."""
@@ -104,15 +145,35 @@ class _Asked:
             kept = Kept(self.parts, needed.columns)
             # a filter by step opens few files, so it is no reason to read them all
             if kept.lacking < WORTH or "step" not in needed.filters:
-                table = kept.table()
-                connection.register("_rows", source.union([source.in_memory(table, self.schema)], self.schema))
+                some = source.in_memory(kept.table(), self.schema)
+                connection.register("_rows", source.union([some, *self.journaled], self.schema))
                 again = plan.needed(connection, query, parameters)
                 if again is not None and again.columns <= needed.columns:
                     return
         connection.register("_rows", self.every_column())
 
 
-def _lock(connection: duckdb.DuckDBPyConnection) -> None:
+_OWNER = 300
+"""Bytes that a journal without a trace may have: it may say whose it is."""
+
+
+def left_out(
+    runs: Mapping[str, Run], splits: Sequence[str], parts: Sequence[Chosen], selection: Selection
+) -> Iterator[str]:
+    """What a selection leaves out of what is there, a sentence each."""
+    for label, run in runs.items():
+        others = [s for s in run.splits() if s not in splits]
+        if others:
+            yield f"{label}: the splits {', '.join(others)} are left out; choose with --split, or all of them with --split all."
+        chosen = {p.commit.part for p in parts if p.label == label}
+        older = [c for c in run.all_commits if c.part.split in splits and c.part not in chosen]
+        if older and selection.attempt is None:
+            yield f"{label}: {len(older)} parts that a newer attempt took back are left out; --all-attempts reads them too."
+        if not selection.live and any(f.stat().st_size > _OWNER for f in run.paths.journals.glob("*.journal")):
+            yield f"{label}: what its journals hold is left out, for it is not committed yet; --live reads it too."
+
+
+def lock(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 

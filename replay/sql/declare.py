@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +57,9 @@ class View:
     """What follows FROM."""
     examples: tuple[Example, ...] = ()
 
-    @property
-    def sql(self) -> str:
-        """The view's definition."""
-        return f"SELECT {', '.join(c.selected for c in self.columns)} FROM {self.source}"
+    def definition(self, more: Sequence[str] = ()) -> str:
+        """The view as a query, with `more` columns of its source at the end."""
+        return f"SELECT {', '.join([*(c.selected for c in self.columns), *map(quoted, more)])} FROM {self.source}"
 
     def to_dict(self) -> dict[str, Any]:
         """The declaration as plain JSON values."""

@@ -24,10 +24,11 @@ from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged
 from rolltape.schema.fields import GROUP, ROW, STEP
 from rolltape.schema.parquet import open_parquet
+from rolltape.schema.paths import Part
 from rolltape.schema.storage import size_of, sizes
 
 PLAIN = pa.schema([f.remove_metadata() for f in ROW.arrow])
-_KNOWN = pa.schema(
+KNOWN = pa.schema(
     [("_run", pa.string()), ("_run_id", pa.string()), ("_superseded", pa.bool_()), ("_journaled", pa.bool_())]
 )
 _FORMAT = ds.ParquetFileFormat(
@@ -35,14 +36,14 @@ _FORMAT = ds.ParquetFileFormat(
 )
 _OF_STEP = pa.schema(
     [
-        *_KNOWN,
+        *KNOWN,
         *(f.remove_metadata() for f in STEP.arrow),
         *(pa.field(n, pa.int64()) for n in ("rows", "bytes", "tokens", "sampled_tokens")),
         pa.field("committed_at", pa.float64()),
     ]
 )
 _OF_GROUP = pa.schema(
-    [*_KNOWN, ("attempt", pa.int32()), ("writer", pa.string()), *(f.remove_metadata() for f in GROUP.arrow)]
+    [*KNOWN, ("attempt", pa.int32()), ("writer", pa.string()), *(f.remove_metadata() for f in GROUP.arrow)]
 )
 
 
@@ -63,9 +64,12 @@ class Selection:
         if self.all_attempts and self.attempt is not None:
             raise BadInput("one attempt and all attempts were asked for; choose one of the two.")
 
-    def splits(self, runs: Iterable[Run]) -> list[str]:
-        """The splits to read. Raises BadInput where none of the runs has one that is asked for."""
-        have = sorted({s for run in runs for s in run.splits()}, key=lambda s: (s != "train", s))
+    def splits(self, runs: Iterable[Run], others: Iterable[str] = ()) -> list[str]:
+        """The splits to read, of those that `runs` have committed and of `others`.
+
+        Raises BadInput where there is none of that name.
+        """
+        have = sorted({*others, *(s for run in runs for s in run.splits())}, key=lambda s: (s != "train", s))
         if self.split is None:
             return have
         wanted = [self.split] if isinstance(self.split, str) else list(self.split)
@@ -73,6 +77,13 @@ class Selection:
         if missing:
             raise BadInput(f"split {missing[0]!r} was not recorded; recorded are {', '.join(have) or 'none'}.")
         return wanted
+
+    def superseded(self, run: Run, part: Part) -> bool | None:
+        """Whether a newer attempt took the part back; None where it is not to be read."""
+        if self.attempt not in (None, part.attempt):
+            return None
+        taken = run.superseded(part)
+        return taken if self.all_attempts or self.attempt is not None or not taken else None
 
 
 @dataclass(frozen=True)
@@ -86,8 +97,8 @@ class Chosen:
     superseded: bool
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each run: its folder's, with as much of the path before it as tells the runs apart.
+def labelled(runs: Sequence[Run]) -> dict[str, Run]:
+    """Runs by a name: its folder's, with as much of the path before it as tells the runs apart.
 
     Raises BadInput where one run is given twice.
     """
@@ -99,37 +110,36 @@ def labels(runs: Sequence[Run]) -> list[str]:
     for length in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(p[-length:]) for p in parts]
         if len(set(names)) == len(names):
-            return names
-    return places
+            return dict(zip(names, runs, strict=True))
+    return dict(zip(places, runs, strict=True))
 
 
-def chosen(runs: Sequence[Run], selection: Selection) -> list[Chosen]:
+def chosen(runs: Mapping[str, Run], splits: Iterable[str], selection: Selection) -> list[Chosen]:
     """The committed parts that a query sees, in order of run, split, step and writer.
 
-    Raises Damaged where a commit among them cannot be read, BadInput where nothing of what is asked for was recorded.
+    Raises Damaged where a commit among them cannot be read.
     """
-    result: list[Chosen] = []
-    for label, run in zip(labels(runs), runs, strict=True):
-        for split in selection.splits(runs):
-            result += (Chosen(label, run, c, s) for c, s in _commits(run, split, selection))
-    if selection.attempt is not None and not result:
-        have = sorted({c.part.attempt for run in runs for c in run.all_commits})
-        there = ", ".join(map(str, have)) or "none"
-        raise BadInput(f"attempt {selection.attempt} recorded nothing of that; attempts with steps are {there}.")
-    return result
+    splits = list(splits)
+    return [
+        Chosen(label, run, c, s)
+        for label, run in runs.items()
+        for split in splits
+        for c, s in _commits(run, split, selection)
+    ]
 
 
 def _commits(run: Run, split: str, selection: Selection) -> Iterator[tuple[Commit, bool]]:
-    newest = {c.part for c in run.commits(split)} if selection.attempt is None else set()
-    if selection.all_attempts:
-        for part, error in run.broken:
-            if part.split == split:
-                raise error
-        found = [c for c in run.all_commits if c.part.split == split]
-    else:
-        found = run.commits(split, attempt=selection.attempt)
-    for commit in found:
-        yield commit, commit.part not in newest if selection.attempt is None else run.superseded(commit.part)
+    if not selection.all_attempts:
+        for commit in run.commits(split, attempt=selection.attempt):
+            yield commit, selection.attempt is not None and run.superseded(commit.part)
+        return
+    for part, error in run.broken:
+        if part.split == split:
+            raise error
+    newest = {c.part for c in run.commits(split)}
+    for commit in run.all_commits:
+        if commit.part.split == split:
+            yield commit, commit.part not in newest
 
 
 # -- rows
@@ -137,7 +147,7 @@ def _commits(run: Run, split: str, selection: Selection) -> Iterator[tuple[Commi
 
 def schema_of(parts: Sequence[Chosen]) -> pa.Schema:
     """The columns of rows: ours, what is known of a part, and what files of later versions add."""
-    return pa.unify_schemas([PLAIN, _KNOWN, *_other_schemas(parts)])
+    return pa.unify_schemas([PLAIN, KNOWN, *_other_schemas(parts)])
 
 
 def rows(parts: Sequence[Chosen], schema: pa.Schema) -> list[ds.Dataset]:
@@ -183,7 +193,7 @@ def _expression(part: Chosen) -> pc.Expression:
     for name, value in values.items():
         result &= pc.field(name) == pa.scalar(value, PLAIN.field(name).type)
     for name, value in _constants(part).items():
-        result &= pc.field(name) == pa.scalar(value, _KNOWN.field(name).type)
+        result &= pc.field(name) == pa.scalar(value, KNOWN.field(name).type)
     return result
 
 
@@ -193,11 +203,11 @@ def _constants(part: Chosen) -> dict[str, Any]:
 
 def known(parts: Sequence[Chosen]) -> pa.Table:
     """The columns `_run`, `_run_id`, `_superseded` and `_journaled` of the rows of `parts`."""
-    values: dict[str, list[pa.Array]] = {name: [] for name in _KNOWN.names}
+    values: dict[str, list[pa.Array]] = {name: [] for name in KNOWN.names}
     for part in parts:
         for name, value in _constants(part).items():
-            values[name].append(pa.repeat(pa.scalar(value, _KNOWN.field(name).type), part.commit.file.rows))
-    return pa.table({n: pa.chunked_array(arrays, _KNOWN.field(n).type) for n, arrays in values.items()}, _KNOWN)
+            values[name].append(pa.repeat(pa.scalar(value, KNOWN.field(name).type), part.commit.file.rows))
+    return pa.table({n: pa.chunked_array(arrays, KNOWN.field(n).type) for n, arrays in values.items()}, KNOWN)
 
 
 def with_columns(table: pa.Table, names: Sequence[str], rows: int) -> pa.Table:

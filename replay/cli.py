@@ -28,6 +28,7 @@ _ELSEWHERE = {
     "list": ("rolltape.replay.list_cli", "list_command", ""),
     "stats": ("rolltape.replay.stats_cli", "stats_command", ""),
     "show": ("rolltape.replay.show_cli", "show_command", ""),
+    "sql": ("rolltape.replay.sql_cli", "sql_command", ""),
 }
 """Commands of other modules: module, function, and the extra that the module needs."""
 _ORDER = (

@@ -22,6 +22,7 @@ _ELSEWHERE = {
     "record": ("rolltape.record.cli", "record", "live"),
     "engine": ("rolltape.record.engine.cli", "engine", "live"),
     "recover": ("rolltape.record.recover_cli", "recover", "live"),
+    "verify": ("rolltape.replay.verify_cli", "verify_command", ""),
     "rescore": ("rolltape.record.rescore_cli", "rescore", "live"),
     "launch": ("rolltape.record.launch_cli", "launch_command", "live"),
     "approve": ("rolltape.replay.approve_cli", "approve_command", ""),
@@ -164,39 +165,6 @@ def import_command(
     raise typer.Exit(1 if done.skipped or done.repeated else 0)
 
 
-@app.command("verify")
-def verify_command(
-    run: Annotated[str, typer.Argument(help="Folder or URL of the run.")],
-    expect: Annotated[
-        Path | None, typer.Option(help="TOML of expectations: branches, group_size, group_reward_sum …")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    r"""Check a run: bytes, counts, rows, groups, and whether it still converts to the Samples of the live run.
-
-    Exit code: 0 clean (warnings are shown), 1 findings, 2 not readable or bad usage.
-
-    An expectations file, for a taskset whose `fastest` takes 0.5 once a group:
-
-        group_size = 4
-        \[group_reward_sum]
-        fastest = 0.5
-    """
-    from rolltape.replay.expect import load_expectations
-    from rolltape.replay.run import open_run
-    from rolltape.replay.verify import verify
-
-    expected = None if expect is None else load_expectations(expect)
-    opened = open_run(run)
-    with progress("verifying, files") as tell:
-        result = verify(opened, expected, tell)
-    if as_json:
-        print_json({"path": str(run), "run": opened.run_id, **result.to_dict()})
-    else:
-        print_verification(str(run), result)
-    raise typer.Exit(1 if result.errors else 0)
-
-
 @app.command("convert")
 def convert_command(
     run: Annotated[str, typer.Argument(help="Folder or URL of the run.")],
@@ -236,29 +204,6 @@ def convert_command(
     for file in written:
         why = "" if file.samples else ": no trace of this step was handed to a trainer (`rolltape verify` counts why)"
         out.print(f"{file.path}: {file.samples} samples{why}", markup=False, highlight=False, soft_wrap=True)
-
-
-def print_verification(path: str, result: Any) -> None:
-    """A verification as a line of counts, its findings and a verdict."""
-    counts = ", ".join(f"{n} {name}" for name, n in result.counts.items() if n)
-    out.print(
-        f"{path}: {result.parts} files, {result.traces} traces, {result.tokens:,} stored tokens, {result.digests} batches "
-        f"converted again{': ' + counts if counts else ''}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
-    for found in result.findings:
-        out.print(
-            str(found),
-            style="red" if found.severity == "error" else "yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-    warnings = len(result.findings) - len(result.errors)
-    verdict = f"{len(result.errors)} findings" if result.errors else "clean"
-    out.print(f"{verdict}{f', {warnings} warnings' if warnings else ''}", style="red" if result.errors else "green")
 
 
 def main() -> None:

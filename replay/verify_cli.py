@@ -1,0 +1,250 @@
+"""`rolltape verify`: is a run as it was written, and with --retokenize and --logprobs: would it come out the same today?"""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rolltape.replay.console import out, print_json, progress, table
+from rolltape.schema.errors import BadInput, MissingExtra
+
+RENDERING, SCORING = "Rendering again (--retokenize)", "Log-probs again (--logprobs)"
+SHOWN = 10
+"""Findings of one code that are printed, of those that a run may have thousands of; --json has all."""
+_MANY = ("drift", "fork", "rewritten", "noncanonical", "unrendered", "logprobs")
+
+
+def verify_command(
+    run: Annotated[str, typer.Argument(help="Folder or URL of the run.")],
+    expect: Annotated[
+        Path | None, typer.Option(help="TOML of expectations: branches, group_size, group_reward_sum …")
+    ] = None,
+    retokenize: Annotated[
+        bool,
+        typer.Option("--retokenize", help="Render the messages again, compare the ids.", rich_help_panel=RENDERING),
+    ] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Its folder or id (default: the recorded one).", rich_help_panel=RENDERING)
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model whose renderer to take where none is recorded.", rich_help_panel=RENDERING),
+    ] = None,
+    renderer: Annotated[
+        str | None, typer.Option(help="Renderer, such as qwen3, where none is recorded.", rich_help_panel=RENDERING)
+    ] = None,
+    thinking: Annotated[
+        bool | None,
+        typer.Option(
+            "--thinking/--no-thinking", help="Its switch, where it is not recorded.", rich_help_panel=RENDERING
+        ),
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(help="JSON list of tool schemas, where they are not recorded.", rich_help_panel=RENDERING),
+    ] = None,
+    logprobs: Annotated[
+        str | None,
+        typer.Option(
+            "--logprobs",
+            metavar="URL",
+            help="Score the tokens on this SGLang engine, compare log-probs.",
+            rich_help_panel=SCORING,
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Of traces where none is recorded.", rich_help_panel=SCORING)
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests at once.", rich_help_panel=SCORING)] = 32,
+    lora: Annotated[str | None, typer.Option(help="Adapter to score with.", rich_help_panel=SCORING)] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="With either: only so many traces of each step, spread over it.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="With either: drift, forks and what could not be scored are findings.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    r"""Check a run: bytes, counts, rows, groups, and whether it still converts to the Samples of the live run.
+
+    Exit code: 0 clean (warnings are shown), 1 findings, 2 not readable or bad usage.
+
+    An expectations file, for a taskset whose `fastest` takes 0.5 once a group:
+
+        group_size = 4
+        \[group_reward_sum]
+        fastest = 0.5
+
+    Example: rolltape verify runs/first --retokenize --tokenizer Qwen/Qwen3-8B --logprobs http://127.0.0.1:30000
+    """
+    from rolltape.replay.expect import load_expectations
+    from rolltape.replay.run import open_run
+    from rolltape.replay.verify import verify
+
+    rendering = {"tokenizer": tokenizer, "model": model, "renderer": renderer, "thinking": thinking, "tools": tools}
+    scoring = {"temperature": temperature, "lora": lora}
+    _check_options(retokenize, rendering, logprobs, scoring, limit, strict)
+    expected = None if expect is None else load_expectations(expect)
+    opened = open_run(run)
+    with progress("verifying, files") as tell:
+        result = verify(opened, expected, tell)
+    more: dict[str, Any] = {}
+    if retokenize:
+        more["retokenize"] = _retokenized(opened, rendering, limit, strict)
+    if logprobs is not None:
+        more["logprobs"] = _recomputed(opened, logprobs, scoring, concurrency, limit, strict)
+    result = replace(result, findings=[*result.findings, *(f for found in more.values() for f in found.findings)])
+    if as_json:
+        said = {name: found.to_dict() for name, found in more.items()}
+        print_json({"path": run, "run": opened.run_id, **result.to_dict(), **said})
+    else:
+        print_verification(run, result, more)
+    raise typer.Exit(1 if result.errors else 0)
+
+
+def _check_options(
+    retokenize: bool,
+    rendering: Mapping[str, Any],
+    logprobs: str | None,
+    scoring: Mapping[str, Any],
+    limit: int | None,
+    strict: bool,
+) -> None:
+    """Raise BadInput for an option of a check that is not asked for."""
+    of_both = {"limit": limit, "strict": strict or None}
+    for asked, name, options in (
+        (retokenize, "--retokenize", rendering),
+        (logprobs is not None, "--logprobs", scoring),
+        (retokenize or logprobs is not None, "--retokenize or --logprobs", of_both),
+    ):
+        given = [option for option, value in options.items() if value is not None]
+        if given and not asked:
+            raise BadInput(f"--{given[0]} says how {name} is done, which is not asked for; add it, or leave this out.")
+
+
+# -- what needs the extra
+
+
+def _live(option: str, module: str) -> Any:
+    """A module of the live side. Raises MissingExtra, naming the option, where what it needs is not installed."""
+    versions = importlib.import_module("rolltape.record.versions")
+    try:
+        versions.check_live()
+    except MissingExtra as error:
+        raise MissingExtra(f"`rolltape verify {option}` needs the extra 'live': {error}") from error
+    return importlib.import_module(f"rolltape.record.{module}")
+
+
+def _retokenized(run: Any, given: Mapping[str, Any], limit: int | None, strict: bool) -> Any:
+    module, client = _live("--retokenize", "retokenize"), _live("--retokenize", "client")
+    options = module.RetokenizeOptions(
+        tokenizer=given["tokenizer"],
+        model=given["model"],
+        renderer=client.RendererSettings(given["renderer"], given["thinking"]),
+        tools=given["tools"],
+        limit=limit,
+        strict=strict,
+    )
+    with progress("rendering again, traces") as tell:
+        return module.retokenize(run, options, tell)
+
+
+def _recomputed(
+    run: Any, engine: str, given: Mapping[str, Any], concurrency: int, limit: int | None, strict: bool
+) -> Any:
+    module = _live("--logprobs", "logprobs")
+    options = module.LogprobOptions(engine=engine, concurrency=concurrency, limit=limit, strict=strict, **given)
+    with progress("scoring again, traces") as tell:
+        return module.recompute(run, options, tell)
+
+
+# -- printing
+
+
+def print_verification(path: str, result: Any, more: Mapping[str, Any] | None = None) -> None:
+    """A verification as a line of counts, its findings, what was checked beyond it, and a verdict."""
+    counts = ", ".join(f"{n} {name}" for name, n in result.counts.items() if n)
+    _say(
+        f"{path}: {result.parts} files, {result.traces} traces, {result.tokens:,} stored tokens, {result.digests} batches "
+        f"converted again{': ' + counts if counts else ''}"
+    )
+    shown: Counter[str] = Counter()
+    for found in result.findings:
+        shown[found.code] += 1
+        if found.code not in _MANY or shown[found.code] <= SHOWN:
+            _say(str(found), style="red" if found.severity == "error" else "yellow")
+    for code in _MANY:
+        if shown[code] > SHOWN:
+            _say(f"… and {shown[code] - SHOWN} more of {code}; --json lists them", style="yellow")
+    for name, found in (more or {}).items():
+        {"retokenize": _print_retokenized, "logprobs": _print_recomputed}[name](found.to_dict())
+    warnings = len(result.findings) - len(result.errors)
+    verdict = f"{len(result.errors)} findings" if result.errors else "clean"
+    out.print(f"{verdict}{f', {warnings} warnings' if warnings else ''}", style="red" if result.errors else "green")
+
+
+_VERDICTS = {
+    "same": "as recorded",
+    "drift": "what nobody sampled comes out otherwise: another tokenizer, template or setting",
+    "rewritten": "a reply that the template writes otherwise than the model did",
+    "noncanonical": "sampled ids that their own text is not tokenised into",
+    "unknown": "holds tool schemas that are not recorded",
+}
+
+
+def _print_retokenized(said: Mapping[str, Any]) -> None:
+    counts = said["counts"]
+    out.print()
+    nodes = [(name, counts[name], meaning) for name, meaning in _VERDICTS.items() if counts.get(name)]
+    _say(
+        f"Rendered again: {counts.get('traces', 0)} traces, {counts.get('branches', 0)} branches, {counts.get('nodes', 0)} "
+        f"nodes, {counts.get('tokens', 0):,} tokens"
+    )
+    out.print(table("", ("nodes", "count", "meaning"), nodes, right=("count",)))
+    forks = [f"{n} {name.removeprefix('forks ')}" for name, n in counts.items() if name.startswith("forks") and n]
+    _say(f"forks: {', '.join(forks) or 'none'}")
+    _print_notes(said["notes"])
+
+
+def _print_recomputed(said: Mapping[str, Any]) -> None:
+    columns = ("tokens", "mean |difference|", "largest", "mean difference", "k3")
+    steps = [(f"{s['split']} {s['step']}", *_gap(s)) for s in said["steps"]]
+    out.print()
+    counts = said["counts"]
+    _say(
+        f"Log-probs of {counts.get('traces', 0)} traces by {counts.get('requests', 0)} requests: recomputed - recorded; k3 "
+        "estimates KL(recorded || recomputed)"
+    )
+    total = [("all", *_gap(said["total"]))]
+    out.print(table("", ("step", *columns), [*steps, *total], right=columns))
+    out.print()
+    rows = [(f"from {p['from']:,}", *_gap(p)) for p in said["positions"]]
+    out.print(table("", ("tokens before", *columns), rows, right=columns))
+    for worst in said["worst"][:3]:
+        place = f"step {worst['step']}, trace {worst['trace_id']}, node {worst['node']}, token {worst['position']}"
+        _say(f"far apart: {place}: recorded {worst['recorded']:.6g}, recomputed {worst['recomputed']:.6g}")
+    versions = said["weight_versions"]
+    if versions["engine"] and set(versions["engine"]) != set(versions["recorded"]):
+        then, now = (", ".join(sorted(versions[k])) or "none" for k in ("recorded", "engine"))
+        _say(f"weight versions: recorded {then}; the engine's {now}")
+    _print_notes(said["notes"])
+
+
+def _gap(gap: Mapping[str, Any]) -> Sequence[str]:
+    numbers = (gap[name] for name in ("mean_absolute", "max_absolute", "mean", "k3"))
+    return f"{gap['tokens']:,}", *("–" if number is None else f"{number:.3g}" for number in numbers)
+
+
+def _print_notes(notes: Mapping[str, int]) -> None:
+    for note, count in notes.items():
+        _say(f"{count} {note}" if note.startswith("traces") else f"{note} ({count} traces)")
+
+
+def _say(line: str, style: str | None = None) -> None:
+    out.print(line, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -20,10 +20,10 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from verifiers.v1.errors import OverlongPromptError, ProviderError, model_error
@@ -33,6 +33,8 @@ from rolltape.record.sampling import Limits, SamplingDefaults, engine_params, le
 from rolltape.schema.records import Turn
 
 logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 SESSION_HEADER = "X-Session-ID"
 """Verifiers puts the trace id here on every engine request."""
@@ -183,9 +185,16 @@ class SGLangTransport:
         payload = self._payload(body, first=session_id not in self._sessions)
         session = self._sessions.setdefault(session_id, _Session()) if session_id else _Session()
         async with self._running(session, payload["rid"]):
-            reply, retries = await self._generate(payload, session_id)
+            reply, retries = await self._generate(payload, session_id, self._send)
         session.turns.append(_turn(reply, retries))
         return RawResponse(reply.to_renderers())
+
+    async def ask(self, payload: Mapping[str, Any]) -> bytes:
+        """The engine's answer to a `/generate` request that samples nothing, with the same retries; errors as `post`."""
+        payload = {"rid": f"{self._name}-{next(self._numbers)}", **payload}
+        async with self._running(_Session(), payload["rid"]):
+            raw, _ = await self._generate(payload, None, self._once)
+        return raw
 
     async def close(self) -> None:
         """Close the connections; the transport can be used again afterwards."""
@@ -295,14 +304,16 @@ class SGLangTransport:
         finally:
             session.running.discard(task)
 
-    async def _generate(self, payload: Mapping[str, Any], session_id: str | None) -> tuple[Reply, int]:
+    async def _generate(
+        self, payload: Mapping[str, Any], session_id: str | None, send: Callable[..., Awaitable[Answer]]
+    ) -> tuple[Answer, int]:
         """Send `payload` until it is answered, and how often it was sent again."""
         headers = {ROUTING_HEADER: session_id} if self.routing_key and session_id else {}
         started = time.monotonic()
         attempt = 1
         while True:
             try:
-                return await self._send(payload, headers), attempt - 1
+                return await send(payload, headers), attempt - 1
             except Lost as lost:
                 wait = self.retry.wait(attempt)
                 if isinstance(lost.cause, TimeoutError) and lost.sent:
@@ -324,6 +335,10 @@ class SGLangTransport:
 
     async def _send(self, payload: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
         """Send `payload` once. Raises Lost, Refused, or ProviderError for a reply that cannot be used."""
+        return _read(await self._once(payload, headers))
+
+    async def _once(self, payload: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:
+        """The engine's answer as it came."""
         data = json.dumps(payload).encode()
         timeout = aiohttp.ClientTimeout(total=self.request_seconds, sock_connect=10.0)
         headers = {"Content-Type": "application/json", **headers}
@@ -333,7 +348,7 @@ class SGLangTransport:
             ) as response:
                 if response.status != 200:
                     raise Refused(response.status, await _text(response), response.headers.get("Retry-After"))
-                raw = await response.read()
+                return await response.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise Lost(error, sent=False) from error
         except TimeoutError as error:
@@ -342,7 +357,6 @@ class SGLangTransport:
             raise Lost(error, sent=True) from error
         except aiohttp.ClientError as error:
             raise ProviderError(f"The engine could not be asked: {_connection_text(error)}.") from error
-        return _read(raw)
 
     def _may_retry(self, attempt: int, started: float, wait: float) -> bool:
         return attempt < self.retry.attempts and time.monotonic() - started + wait <= self.retry.seconds

@@ -14,6 +14,8 @@ import typer
 
 from rolltape.record.options import LiveOptions
 from rolltape.record.progress import for_output, recording_trouble
+from rolltape.replay.console import SafeFormatter, printable
+from rolltape.replay.words import alike
 from rolltape.schema.errors import RolltapeError
 
 WHAT, SAMPLING, RENDERER, SAMPLES, ENGINE = "What to run", "Sampling", "Renderer", "Samples", "Engine and failures"
@@ -170,9 +172,9 @@ def record(
         options = LiveOptions(**{name: given[name] for name in LiveOptions.names() if name in given} | renamed)
         summary = run_with(options, quiet=quiet)
     except RolltapeError as error:
-        typer.echo(f"Error: {error}", err=True)
+        typer.echo(printable(f"Error: {error}"), err=True)
         raise typer.Exit(2) from error
-    typer.echo(json.dumps(summary.to_dict(), indent=2) if as_json else summary_text(summary))
+    typer.echo(json.dumps(summary.to_dict(), indent=2) if as_json else printable(summary_text(summary)))
     raise typer.Exit(summary.exit_code)
 
 
@@ -182,7 +184,9 @@ def run_with(options: LiveOptions, *, quiet: bool = False) -> Any:
 
     check_live()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.ERROR, handlers=[handler])
     from rolltape.record.live import run_live
 
     return asyncio.run(run_live(options, progress=for_output(quiet=quiet)))
@@ -192,7 +196,7 @@ def summary_text(summary: Any) -> str:
     """The end of a run in a few lines."""
     counts = ", ".join(f"{count} {name}" for name, count in summary.counts.items() if count)
     lines = [f"{len(summary.steps)} steps in {summary.seconds:.1f} s: {counts or 'nothing recorded'}."]
-    lines += [f"  {count} x {reason}" for reason, count in summary.reasons.most_common(8)]
+    lines += [f"  {reason}" for reason in alike(summary.reasons, 8)]
     if summary.recording_failures:
         lines.append(f"{summary.recording_failures} traces could not be recorded.")
     if summary.unwritten:

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from rolltape.replay.console import SafeConsole
+
 if TYPE_CHECKING:
     from rolltape.record.recorder import RecorderStatus
 
@@ -120,7 +122,7 @@ class Lines:
     """A line every few seconds and one per step, for logs and pipes."""
 
     def __init__(self, console: Console | None = None, seconds: float = 10.0) -> None:
-        self.console = console or Console(file=sys.stderr, soft_wrap=True)
+        self.console = console or SafeConsole(file=sys.stderr, soft_wrap=True)
         self.seconds = seconds
         self._tally = Tally()
         self._title = ""
@@ -155,7 +157,7 @@ class Terminal:
     """A bar for the running step, and a line above it for each step that is recorded."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+        self.console = console or SafeConsole(stderr=True)
         self._tally = Tally()
         self._bars = Bars(
             SpinnerColumn(),

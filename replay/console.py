@@ -7,6 +7,7 @@ what stands there. No control character of it reaches the terminal through these
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import sys
@@ -61,6 +62,15 @@ class SafeConsole(Console):
 
 DENSE = Box("    \n    \n ─  \n    \n    \n    \n    \n    \n")
 """A line below the head, and nothing between columns but two spaces."""
+
+
+class SafeFormatter(logging.Formatter):
+    """A log format that lets no control character through."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as text."""
+        return printable(super().format(record))
+
 
 out = SafeConsole(soft_wrap=False, width=None if sys.stdout.isatty() else 160)
 """Results, on standard output."""

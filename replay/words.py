@@ -130,11 +130,11 @@ class Alike:
         return self.line()
 
     def line(self, most: int | None = None) -> str:
-        """Count and example, cut to `most` characters, and how many others it stands for."""
+        """Count and example in one line, cut to `most` characters, and how many others it stands for."""
         others = f" (and {self.variants - 1} alike)" if self.variants > 1 else ""
         head = f"{self.count:,} x "
         room = None if most is None else max(most - len(head) - len(others), 20)
-        return f"{head}{self.example if room is None else shortened(self.example, room)}{others}"
+        return f"{head}{' '.join(self.example.split()) if room is None else shortened(self.example, room)}{others}"
 
 
 def alike(messages: Mapping[str, int], most: int | None = None) -> list[Alike]:

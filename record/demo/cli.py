@@ -12,6 +12,7 @@ import typer
 
 from rolltape.record.demo.folder import DemoFolder
 from rolltape.replay.console import out, print_json, table
+from rolltape.replay.words import alike
 
 if TYPE_CHECKING:
     from rolltape.record.live import LiveSummary
@@ -122,7 +123,7 @@ def _show(folder: DemoFolder, summary: LiveSummary, verification: Verification, 
     cut = _cut_off(folder)
     rows = [_row(step, cut[step.step]) for step in summary.steps]
     out.print(table("What was recorded", columns, rows, right=columns[:-1]))
-    lines = [f"  {count} x {reason}" for reason, count in summary.reasons.most_common(5)]
+    lines = [f"  {reason}" for reason in alike(summary.reasons, 5)]
     lines += [f"Ended early: {summary.message}"] if summary.message else []
     _say("", *lines, "")
     print_verification(str(folder.run), verification)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
-from rolltape.replay.console import SafeConsole, print_json, printable, table
+from rolltape.replay.console import SafeConsole, SafeFormatter, print_json, printable, table
 
 HOSTILE = "a\x1b[31mred\x1b]0;title\x07 \x9b2J \x08\r\u202eback\u2028 \ud800 \U000e0041 \x7fend"
 """Colours, a window title, a cleared screen by an 8-bit code, a turned direction, half a character, an invisible tag."""
@@ -69,3 +70,8 @@ def test_a_console_of_rich_would_let_it_through() -> None:
     file = io.StringIO()
     Console(file=file).print("\x1b[31m", markup=False)
     assert "\x1b" in file.getvalue()
+
+
+def test_logs_hold_no_control_characters() -> None:
+    record = logging.LogRecord("x", logging.ERROR, "", 0, "trace %s", (HOSTILE,), None)
+    assert not RAW.search(SafeFormatter("%(message)s").format(record))

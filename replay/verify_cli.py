@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from rolltape.replay.console import out, print_json, progress, table
+from rolltape.replay.findings_text import lines
 from rolltape.schema.errors import BadInput, MissingExtra
 
 RENDERING, SCORING = "Rendering again (--retokenize)", "Log-probs again (--logprobs)"
-SHOWN = 10
-"""Findings of one code that are printed, of those that a run may have thousands of; --json has all."""
-_MANY = ("drift", "fork", "rewritten", "noncanonical", "unrendered", "logprobs")
 
 
 def verify_command(
@@ -69,7 +66,12 @@ def verify_command(
     strict: Annotated[
         bool, typer.Option("--strict", help="With either: drift, forks and what could not be scored are findings.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every finding on a line of its own, not the first few of each code.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of tables; it lists every finding.")
+    ] = False,
 ) -> None:
     r"""Check a run: bytes, counts, rows, groups, and whether it still converts to the Samples of the live run.
 
@@ -104,7 +106,7 @@ def verify_command(
         said = {name: found.to_dict() for name, found in more.items()}
         print_json({"path": run, "run": opened.run_id, **result.to_dict(), **said})
     else:
-        print_verification(run, result, more)
+        print_verification(run, result, more, everything=everything)
     raise typer.Exit(1 if result.errors else 0)
 
 
@@ -167,21 +169,17 @@ def _recomputed(
 # -- printing
 
 
-def print_verification(path: str, result: Any, more: Mapping[str, Any] | None = None) -> None:
+def print_verification(
+    path: str, result: Any, more: Mapping[str, Any] | None = None, *, everything: bool = False
+) -> None:
     """A verification as a line of counts, its findings, what was checked beyond it, and a verdict."""
     counts = ", ".join(f"{n} {name}" for name, n in result.counts.items() if n)
     _say(
         f"{path}: {result.parts} files, {result.traces} traces, {result.tokens:,} stored tokens, {result.digests} batches "
         f"converted again{': ' + counts if counts else ''}"
     )
-    shown: Counter[str] = Counter()
-    for found in result.findings:
-        shown[found.code] += 1
-        if found.code not in _MANY or shown[found.code] <= SHOWN:
-            _say(str(found), style="red" if found.severity == "error" else "yellow")
-    for code in _MANY:
-        if shown[code] > SHOWN:
-            _say(f"… and {shown[code] - SHOWN} more of {code}; --json lists them", style="yellow")
+    for line, severity in lines(result.findings, everything):
+        _say(line, style="red" if severity == "error" else "yellow")
     for name, found in (more or {}).items():
         {"retokenize": _print_retokenized, "logprobs": _print_recomputed}[name](found.to_dict())
     warnings = len(result.findings) - len(result.errors)

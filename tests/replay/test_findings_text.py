@@ -1,0 +1,87 @@
+"""Findings as people see them: some of each code, the rest counted, all of them on request."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replay_build import put_run, put_step, turn
+
+from rolltape.replay import Finding, cli
+from rolltape.replay.findings_text import lines
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def rolltape(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Call the command line; exit code, standard output and standard error."""
+
+    def run(*words: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rolltape", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def many(code: str, n: int, **rest: Any) -> list[Finding]:
+    return [Finding(code=code, message=f"{i} of {n}", step=i // 4, trace_id=f"t{i // 2}", **rest) for i in range(n)]
+
+
+def test_a_few_findings_of_a_code_are_all_shown() -> None:
+    findings = many("a", 5) + many("b", 1)
+    assert [line for line, _ in lines(findings)] == [str(f) for f in findings]
+
+
+def test_of_many_findings_some_are_shown_and_all_are_counted() -> None:
+    shown = [line for line, _ in lines(many("a", 40))]
+    assert shown[:3] == [str(f) for f in many("a", 40)[:3]]
+    assert shown[3:] == ["error a: 40 in all of 20 traces in steps 0–9 (--all lists each)"]
+
+
+def test_of_several_wordings_each_is_shown() -> None:
+    other = Finding(code="a", message="something else", step=7)
+    shown = [line for line, _ in lines([*many("a", 40), other])]
+    assert str(other) in shown
+    assert len(shown) == 4
+
+
+def test_every_finding_is_a_line_on_request() -> None:
+    findings = many("a", 40)
+    assert [line for line, _ in lines(findings, everything=True)] == [str(f) for f in findings]
+
+
+def test_errors_come_before_warnings() -> None:
+    findings = [*many("w", 7, severity="warning"), *many("e", 1)]
+    assert [severity for _, severity in lines(findings)] == ["error", *["warning"] * 4]
+
+
+def test_a_message_is_one_line_whatever_it_holds() -> None:
+    [(line, _)] = lines([Finding(code="a", message="one\nclean\x1b[2K")])
+    assert line == "error a (run): one\\nclean\\x1b[2K"
+
+
+def test_verify_merges_findings_and_lists_them_on_request_and_as_json(tmp_path: Path, rolltape: Cli) -> None:
+    put_run(tmp_path)
+    for step in range(4):
+        records = [turn(id=f"{step}-{i}", idx=i, reward=float("nan")) for i in range(8)]
+        put_step(tmp_path, step, records, fates={r["id"]: "emitted" for r in records}, digest_converted=None)
+    code, out, _ = rolltape("verify", tmp_path)
+    assert code == 1
+    assert "error reward_value: 32 in all of 32 traces in steps 0–3 (--all lists each)" in out
+    assert sum("reward_value" in line for line in out.splitlines()) == 4
+    assert "findings" in out.splitlines()[-1]
+    _, out, _ = rolltape("verify", tmp_path, "--all")
+    assert sum("reward_value" in line for line in out.splitlines()) == 32
+    _, out, _ = rolltape("verify", tmp_path, "--json")
+    assert sum(f["code"] == "reward_value" for f in json.loads(out)["findings"]) == 32

@@ -36,6 +36,8 @@ StepKey = tuple[str, int, str | None]
 
 _CLOSED = "the recorder is closed; open the run again to go on."
 _SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SHORT = 32 << 10
+"""Bytes of a row up to which it is kept beside its frame: unpacking it twice would cost 5 % of a short episode's CPU."""
 _DEAD_BYTES = 64 << 20
 """Committed bytes in the journal from which on it may be written anew."""
 
@@ -79,8 +81,11 @@ class Entry(Item):
     trace_id: str = ""
     order: tuple[int, int, int, str] = (0, 0, 0, "")
     bytes: int = 0
+    """Of the frame."""
+    held: int = 0
+    """Bytes it takes in memory."""
     row: Row | None = None
-    """The row itself, where there is no frame: the journal is off, or a frame cannot hold it."""
+    """The row itself: of a short trace; or where there is no frame, as the journal is off, or a frame cannot hold it."""
 
 
 @dataclass
@@ -145,12 +150,15 @@ class JournalStore:
         Raises BadInput where the step has ended.
         """
         frame = self._packed(head, fit(row)) if self.options.journal else None
+        size, length = row.nbytes, len(frame or b"")
+        keeps = frame is None or (size <= _SHORT and not row.extra)  # extra may hold what the caller changes later
         entry = Entry(
             frame,
             trace_id=row.values["trace_id"],
             order=row.order,
-            bytes=row.nbytes if frame is None else len(frame),
-            row=row if frame is None else None,
+            bytes=length,
+            held=length + size if keeps else length,
+            row=row if keeps else None,
         )
         with self._lock:
             step = self._open_step(key)
@@ -272,15 +280,15 @@ class JournalStore:
         """Keep a journaled frame in memory where there is room."""
         if item.frame is None or not isinstance(item, Entry):
             return
-        if item.gone or self._kept + item.bytes > self.options.keep_bytes:
-            item.frame = None
+        if item.gone or self._kept + item.held > self.options.keep_bytes:
+            item.frame = item.row = None
         else:
-            self._kept += item.bytes
+            self._kept += item.held
 
     def _release(self, item: Item) -> None:
         """Forget an item. Under the lock."""
         if isinstance(item, Entry) and item.frame is not None and item.place is not None:
-            self._kept -= item.bytes
+            self._kept -= item.held
         item.gone, item.frame = True, None
         if isinstance(item, Entry):
             item.row = None
@@ -304,7 +312,7 @@ class JournalStore:
         """Have a journaled item in memory only, to write it again."""
         with self._lock:
             if isinstance(item, Entry) and item.frame is not None:
-                self._kept -= item.bytes
+                self._kept -= item.held
             if not item.gone:
                 item.frame, item.place, item.was = frame, None, item.place
                 self._waiting.append(item)
@@ -354,7 +362,7 @@ class JournalStore:
         """Bytes of rows, of one step or of all, that are in memory only."""
         with self._lock:
             steps = self._steps.values() if key is None else [self._steps.get(key, _Step())]
-            return sum(e.bytes for step in steps for e in step.entries.values() if e.place is None)
+            return sum(e.held for step in steps for e in step.entries.values() if e.place is None)
 
     def give_up(self, key: StepKey) -> int:
         """Forget the rows of a step that are in memory only; returns how many."""
@@ -380,8 +388,8 @@ class JournalStore:
         with self._lock:
             for entry in self._steps[key].entries.values():
                 if entry.frame is not None:
-                    self._kept -= entry.bytes
-                    entry.frame = None
+                    self._kept -= entry.held
+                    entry.frame = entry.row = None
         return lost
 
     def drop(self, key: StepKey) -> Future[None]:

@@ -24,6 +24,8 @@ from rolltape.schema.storage import AnyPath, StorePath, each, listed, place, siz
 if TYPE_CHECKING:
     import duckdb
 
+    from rolltape.replay.annotations import Annotation
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -251,3 +253,12 @@ class Run:
         from rolltape.replay.sql import sql
 
         return sql(self, query, parameters=parameters, **selection)
+
+    def annotate(self, name: str, table: Any, *, overwrite: bool = False) -> Annotation:
+        """Add columns to traces, nodes or tokens under a name of their own; SQL joins them as `annotation_<name>`.
+
+        What `table` may be, and what is refused, is told at `rolltape.replay.annotations.annotate`.
+        """
+        from rolltape.replay.annotations import annotate
+
+        return annotate(self, name, table, overwrite=overwrite)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rolltape.replay.console import err, out, print_json, table
 from rolltape.replay.run import Run, open_run
+from rolltape.replay.sql.added import described
 from rolltape.replay.sql.connection import ask
 from rolltape.replay.sql.declare import View
 from rolltape.replay.sql.output import Format, shown, write
@@ -252,12 +253,16 @@ def _told(error: RolltapeError) -> None:
 
 
 def _schema(words: Sequence[str], as_json: bool) -> None:
-    """Print the views that `words` name, or all of them; words that are runs are passed over."""
-    names = [w for w in words if not os.path.exists(w) and "://" not in w]
-    unknown = [n for n in names if n not in VIEWS]
+    """Print the views that `words` name, or all of them; with those that annotations of the runs among `words` give."""
+    runs = [w for w in words if os.path.exists(w) or "://" in w]
+    names = [w for w in words if w not in runs]
+    found = dict(VIEWS)
+    for run in runs:
+        found.update((view.name, view) for view in described(open_run(run)))
+    unknown = [n for n in names if n not in found]
     if unknown:
-        raise BadInput(f"no view is called {unknown[0]!r}; there are {', '.join(VIEWS)}.")
-    views = [VIEWS[n] for n in names or VIEWS]
+        raise BadInput(f"no view is called {unknown[0]!r}; there are {', '.join(found)}.")
+    views = [found[n] for n in names or found]
     if as_json:
         print_json({"views": [view.to_dict() for view in views]})
         return

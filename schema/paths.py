@@ -5,6 +5,7 @@
     <run>/traces/<split>/<step>.<attempt>.<writer>.parquet
     <run>/commits/<split>/<step>.<attempt>.<writer>.json   put after its Parquet file; without it the file is not data
     <run>/journal/<attempt>.<writer>.journal               what has ended and is not committed yet
+    <run>/annotations/<name>/<version>.json                columns that were added later, and beside it their file; no recording
     <run>/expected/<split>/<step>.<attempt>.<writer>.parquet   Samples that were approved, to be compared with; no recording
 
 Steps are padded to eight digits so that names sort in time order; nothing relies on it.
@@ -83,6 +84,11 @@ class RunPaths:
     def traces(self) -> AnyPath:
         """Folder of the Parquet files, one folder a split below."""
         return self.root / "traces"
+
+    @property
+    def annotations(self) -> AnyPath:
+        """Folder of columns that were added later, one folder a name below."""
+        return self.root / "annotations"
 
     @property
     def here(self) -> Path:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from rolltape.replay.sql import plan, source
+from rolltape.replay.sql.added import add_annotations
 from rolltape.replay.sql.declare import quoted
 from rolltape.replay.sql.handed import handed
 from rolltape.replay.sql.kept import SMALL, WORTH, Kept
@@ -63,6 +64,8 @@ def ask(runs: Run | Sequence[Run], query: str, *, parameters: Parameters | None 
     asked = Asked.about(runs, Selection(**selection))
     connection = asked.connection(*(v for v in ("groups", "steps", "samples") if plan.mentions(query, v)))
     check_query(connection, query)
+    if "annotation_" in query.lower() or plan.mentions(query):
+        add_annotations(connection, asked.runs)
     asked.fill(connection, query, parameters)
     lock(connection)
     try:
@@ -82,6 +85,7 @@ def connect(runs: Run | Sequence[Run], *, locked: bool = True, **selection: Any)
     """
     asked = Asked.about(runs, Selection(**selection))
     connection = asked.connection("groups", "steps", "samples", own=not locked)
+    add_annotations(connection, asked.runs)
     connection.register("_rows", asked.every_column())
     if locked:
         lock(connection)
@@ -92,6 +96,8 @@ def connect(runs: Run | Sequence[Run], *, locked: bool = True, **selection: Any)
 class Asked:
     """The rows that are asked about."""
 
+    runs: Mapping[str, Run]
+    """By the name that the column `run` says."""
     parts: list[Chosen]
     schema: pa.Schema
     journaled: list[ds.Dataset] = field(default_factory=list)
@@ -118,7 +124,7 @@ class Asked:
             logger.warning(fault)
         notes = [*faults, *left_out(opened, splits, parts, selection)]
         schema = source.schema_of(parts)
-        return cls(parts, schema, [source.in_memory(table, schema) for table in tables], notes)
+        return cls(opened, parts, schema, [source.in_memory(table, schema) for table in tables], notes)
 
     def connection(self, *filled: str, own: bool = False) -> duckdb.DuckDBPyConnection:
         """A connection with all views, over no rows yet; those of `filled` have theirs."""

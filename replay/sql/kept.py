@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 from rolltape.replay.run import Run
 from rolltape.replay.sql import source
 from rolltape.replay.sql.source import Chosen
-from rolltape.schema.errors import Damaged
+from rolltape.schema.errors import Damaged, Unreachable
 from rolltape.schema.fields import ROW, SCHEMA_VERSION, TEXT
-from rolltape.schema.storage import READERS
+from rolltape.schema.storage import READERS, is_silence
 
 CACHE_VARIABLE = "ROLLTAPE_CACHE"
 WORTH = 16
@@ -128,6 +128,8 @@ def _read(part: Chosen, names: Sequence[str]) -> pa.Table:
             table = pq.ParquetFile(file, page_checksum_verification=True).read(columns=list(names), use_threads=False)
         return source.with_columns(table, names, part.commit.file.rows)
     except (OSError, pa.ArrowException) as error:
+        if is_silence(error):
+            raise Unreachable(f"{path}: could not be fetched ({error}).") from error
         raise Damaged(f"{path}: does not read back ({error}); restore the file from a copy.") from error
 
 

@@ -31,7 +31,7 @@ PLAIN = pa.schema([f.remove_metadata() for f in ROW.arrow])
 KNOWN = pa.schema(
     [("_run", pa.string()), ("_run_id", pa.string()), ("_superseded", pa.bool_()), ("_journaled", pa.bool_())]
 )
-_FORMAT = ds.ParquetFileFormat(
+FORMAT = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 )
 _OF_STEP = pa.schema(
@@ -172,7 +172,7 @@ def dataset(parts: Sequence[Chosen], schema: pa.Schema) -> ds.Dataset:
     check_files(parts)
     places = [located(part.run.paths.parquet(part.commit.part)) for part in parts]
     known_ = [_expression(part) for part in parts]
-    return ds.FileSystemDataset.from_paths([p for _, p in places], schema, _FORMAT, places[0][0], partitions=known_)
+    return ds.FileSystemDataset.from_paths([p for _, p in places], schema, FORMAT, places[0][0], partitions=known_)
 
 
 def located(path: Any) -> tuple[fs.FileSystem, str]:

@@ -30,6 +30,7 @@ _ELSEWHERE = {
     "stats": ("rolltape.replay.stats_cli", "stats_command", ""),
     "show": ("rolltape.replay.show_cli", "show_command", ""),
     "sql": ("rolltape.replay.sql_cli", "sql_command", ""),
+    "annotate": ("rolltape.replay.annotate_cli", "annotate_command", ""),
 }
 """Commands of other modules: module, function, and the extra that the module needs."""
 _ORDER = (

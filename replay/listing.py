@@ -79,10 +79,17 @@ def list_runs(folder: str | AnyPath = ".", told: Callable[[int], None] | None = 
     unreadable: list[str] = []
     runs = []
     for path in _in_store(root) if isinstance(root, StorePath) else _in_folder(root, unreadable):
-        runs.append(look_at(path, str(path)[len(str(root)) + 1 :] if path != root else "."))
+        runs.append(look_at(path, _below(root, path)))
         if told is not None:
             told(len(runs))
     return Listing(sorted(runs, key=lambda r: (-(r.started_at or 0.0), r.name)), unreadable)
+
+
+def _below(root: AnyPath, path: AnyPath) -> str:
+    """The name of a run that was found below `root`."""
+    if isinstance(path, Path) and isinstance(root, Path):
+        return str(path.relative_to(root))
+    return str(path).removeprefix(str(root)).strip("/") or "."
 
 
 def _in_store(root: StorePath) -> Iterator[AnyPath]:

@@ -108,7 +108,8 @@ def _outcome(row: Mapping[str, Any]) -> Text:
     if said is None:
         return Text("not known: the trace was imported, or its step did not end")
     style = "green" if said in ("emitted", "eval") else "yellow"
-    return Text(printable(said.replace("_", " ")), style=style).append(f": {DISPOSITIONS.get(said, '')}", style="dim")
+    shown = Text().append(printable(said.replace("_", " ")), style=style)
+    return shown.append(f": {DISPOSITIONS.get(said, '')}", style="dim")
 
 
 def _errors(row: Mapping[str, Any], look: Look) -> Iterator[tuple[str, Text]]:
@@ -256,7 +257,7 @@ def _message(message: Message, look: Look) -> RenderableType:
 
 def _line(message: Message) -> Text:
     fields, role = message.fields, str(message.fields["role"])
-    line = Text(printable(role), style=f"bold {_ROLES.get(role, 'white')}")
+    line = Text().append(printable(role), style=f"bold {_ROLES.get(role, 'white')}")
     if fields["name"] or fields["tool_call_id"]:
         line.append(printable(f" {fields['name'] or ''} ← {fields['tool_call_id'] or '?'}"))
     told = [f"#{message.index}", f"{_exact(fields['tokens'])} tokens"]
@@ -291,7 +292,7 @@ def _tokens(tokens: Sequence[Token], look: Look) -> list[RenderableType]:
     shown = tokens if look.full else tokens[:TOKENS]
     text = Text()
     for token in shown:
-        text.append(_piece(token, look), style=_shade(token)).append(" " if look.text_of is None else "·", style="dim")
+        text.append(_piece(token, look), style=_shade(token)).append(" ")
     if len(shown) < len(tokens):
         text.append(f"… {len(tokens) - len(shown):,} more tokens (--full)", style="dim")
     parts: list[RenderableType] = [text] if tokens else []
@@ -313,7 +314,8 @@ def _piece(token: Token, look: Look) -> str:
 
 
 def _text(token: Token, look: Look) -> str:
-    return str(token.id) if look.text_of is None else printable(look.text_of(token.id), one_line=True)
+    """A token's text with its spaces visible, so that a space between two tokens is one that parts them; else its id."""
+    return str(token.id) if look.text_of is None else printable(look.text_of(token.id), one_line=True).replace(" ", "␣")
 
 
 def _chance(token: Token) -> float | None:
@@ -347,7 +349,7 @@ def _likelihood(tokens: Sequence[Token], look: Look) -> Text:
         told.append(f"{len(known):,} log-probs, mean {mean:.3f}, {unlikely:,} below {100 * UNLIKELY:.0f}%")
         worst = [(p, t) for p, t in sorted(known, key=lambda k: k[0])[:_WORST] if p < math.log(0.5)]
         if worst:
-            told.append("least likely " + ", ".join(f"{_text(t, look)!r} {_percent(math.exp(p))}" for p, t in worst))
+            told.append("least likely " + ", ".join(f"{_text(t, look)} {_percent(math.exp(p))}" for p, t in worst))
     if without:
         told.append(f"{without:,} sampled tokens without a finite log-prob")
     return Text("; ".join(told), style="dim")

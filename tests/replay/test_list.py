@@ -103,6 +103,13 @@ def test_the_newest_run_comes_first_and_each_folder_once(tmp_path: Path) -> None
     assert [r.name for r in list_runs(tmp_path).runs] == ["new", "old"]
 
 
+def test_names_are_those_below_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_run(tmp_path / "runs" / "first")
+    monkeypatch.chdir(tmp_path)
+    for folder, name in ((".", "runs/first"), ("runs", "first"), ("runs/", "first"), ("runs/first", ".")):
+        assert [r.name for r in list_runs(folder).runs] == [name]
+
+
 # -- states
 
 

@@ -23,7 +23,7 @@ from rolltape.replay.sql.kept import SMALL, WORTH, Kept
 from rolltape.replay.sql.live import journaled, rows_of
 from rolltape.replay.sql.source import Chosen, Selection
 from rolltape.replay.sql.views import VIEWS
-from rolltape.schema.errors import BadInput
+from rolltape.schema.errors import BadInput, Damaged, RolltapeError
 
 if TYPE_CHECKING:
     import duckdb
@@ -71,7 +71,7 @@ def ask(runs: Run | Sequence[Run], query: str, *, parameters: Parameters | None 
     try:
         relation = connection.sql(query, params=parameters)
     except duckdb.Error as error:
-        raise BadInput(refusal(error)) from error
+        raise failure(error) from error
     if relation is None:
         raise BadInput("the query has no result; expected a SELECT.")
     return Answer(relation, asked.notes)
@@ -191,7 +191,7 @@ def check_query(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     try:
         statements = connection.extract_statements(query)
     except duckdb.Error as error:
-        raise BadInput(refusal(error)) from error
+        raise failure(error) from error
     if len(statements) != 1:
         raise BadInput(
             f"{len(statements)} statements were found; expected one query, such as SELECT count(*) FROM traces."
@@ -204,14 +204,14 @@ def check_query(connection: duckdb.DuckDBPyConnection, query: str) -> None:
         )
 
 
-def refusal(error: duckdb.Error) -> str:
-    """What DuckDB says of a query, as a sentence."""
+def failure(error: duckdb.Error) -> RolltapeError:
+    """What DuckDB says of a query, as an error of ours: BadInput, or Damaged where a file does not read back."""
     import duckdb
 
     said = str(error).strip()
+    if "'_rows' failed" in said or "page integrity" in said:
+        return Damaged(f"a file of the run does not read back ({said}); `rolltape verify` names it.")
     if isinstance(error, duckdb.PermissionException):
-        return (
-            f"the query wants what it may not have: it reads the views and nothing else, and writes nothing ({said})."
-        )
+        return BadInput(f"the query wants what it may not have: it reads the views, and nothing is written ({said}).")
     names = isinstance(error, (duckdb.CatalogException, duckdb.BinderException))
-    return f"{said}{'' if said.endswith('.') else '.'}{' `rolltape sql --schema` prints the views.' if names else ''}"
+    return BadInput(f"{said}{chr(10) + '`rolltape sql --schema` prints the views and their columns.' if names else ''}")

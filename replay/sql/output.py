@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -12,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from rolltape.replay.console import json_text, printable, table
-from rolltape.schema.errors import BadInput, Damaged
+from rolltape.schema.errors import BadInput
 
 if TYPE_CHECKING:
     import duckdb
@@ -58,11 +59,11 @@ class _said:
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         import duckdb
 
-        from rolltape.replay.sql.connection import refusal
+        from rolltape.replay.sql.connection import failure
 
         if isinstance(error, duckdb.Error):
-            raise (Damaged if "Parquet" in str(error) else BadInput)(refusal(error)) from error
-        if isinstance(error, (pa.ArrowException, OSError)) and not isinstance(error, StopIteration):
+            raise failure(error) from error
+        if isinstance(error, (pa.ArrowException, OSError)):
             raise BadInput(f"the answer cannot be read: {error}") from error
 
 
@@ -88,6 +89,8 @@ def write(relation: duckdb.DuckDBPyRelation, format: Format, sink: BinaryIO) -> 
     are text. Raises BadInput where the query fails on the way.
     """
     schema, found = batches(relation)
+    first = next(found, None)  # before anything is written: most queries that fail do so at once
+    found = found if first is None else itertools.chain([first], found)
     writers: dict[str, Callable[..., int]] = {"csv": _write_csv, "json": _write_json, "parquet": _write_parquet}
     return writers[format](schema, found, sink)
 

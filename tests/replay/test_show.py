@@ -25,6 +25,7 @@ from rolltape.schema.errors import BadInput, Damaged
 from rolltape.schema.parquet import put_once
 from rolltape.schema.paths import Part, RunPaths
 from rolltape.schema.records import Turn
+from rolltape.schema.storage import StorePath, place
 
 Cli = Callable[..., tuple[int, str, str]]
 TOKEN_COLUMNS = {"token_ids", "sampled", "is_content", "logprobs", "recomputed_logprobs"}
@@ -523,6 +524,27 @@ def test_a_trace_that_its_file_lacks_is_damage(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     with pytest.raises(Damaged, match="trace b is not in it, though its commit names it"):
         read_row(run, find(run, "b"))
+
+
+def test_a_run_in_an_object_store_is_listed_counted_and_shown(
+    demo_run: Path, bucket: str, rolltape: Cli, read: list[tuple[int, set[str]]]
+) -> None:
+    url = place(f"{bucket}/runs/demo")
+    assert isinstance(url, StorePath)
+    for file in (p for p in demo_run.rglob("*") if p.is_file()):
+        (url / file.relative_to(demo_run)).put(file.read_bytes())
+    code, out, _ = rolltape("list", bucket, "--json")
+    [found] = json.loads(out)["runs"]
+    assert (code, found["name"], found["state"], found["traces"]) == (0, "runs/demo", "complete", 48)
+    here, there = (rolltape("stats", run, "--json")[1] for run in (demo_run, url))
+    assert json.loads(here)["splits"] == json.loads(there)["splits"]
+    run = open_run(demo_run)
+    first = trace_ids(run, run.all_commits[1])[0]
+    read.clear()
+    code, out, _ = rolltape("show", url, first, "--tokens")
+    assert code == 0
+    assert first in out
+    assert sum(columns >= TOKEN_COLUMNS for _, columns in read) == 1
 
 
 def test_a_trace_is_plain_data(demo_run: Path) -> None:

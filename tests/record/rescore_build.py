@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from record_build import TRACES, Record
-from typer.testing import CliRunner
 
 from rolltape.record.recorder import Recorder
-from rolltape.replay.cli import app
 from rolltape.schema import Context, Group, Outcome, Step
 
 GOLF = TRACES / "0.2.0" / "group_rewards.jsonl"
@@ -105,10 +101,12 @@ def golf_run(path: Path) -> Path:
     return record_run(path, [[records[:4], records[4:8], records[8:]]], group_reward_names=("fastest", "most_concise"))
 
 
-@functools.cache
-def demo_run() -> Path:
-    """The demo, recorded once; beside it its folder `demo-setup`. Not to be written to."""
-    run = Path(tempfile.mkdtemp(prefix="rolltape-demo-")) / "demo"
-    recorded = CliRunner().invoke(app, ["demo", "--run", str(run), "--json"])
-    assert recorded.exit_code == 0, recorded.output
-    return run
+DEMO = TRACES.parent / "runs" / "demo"
+"""The recorded demo. Not to be written to."""
+
+
+def demo_config(folder: Path) -> Path:
+    """The environment that the demo was recorded with."""
+    config = folder / "demo.toml"
+    config.write_text('[taskset]\nid = "rolltape.record.demo"\nseed = 0\n', encoding="utf-8")
+    return config

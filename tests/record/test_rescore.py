@@ -16,7 +16,7 @@ from typing import Any
 import duckdb
 import pytest
 from record_build import Record, checked, dispositions, recorded, records_of, trace
-from rescore_build import demo_run, golf, golf_run, record_run, taskset
+from rescore_build import DEMO, demo_config, golf, golf_run, record_run, taskset
 
 from rolltape.record.rescore import Rescored, RescoreOptions, rescore
 from rolltape.replay.cli import main
@@ -420,9 +420,8 @@ def test_traces_of_later_releases_are_scored_and_keep_their_own_shape(
 
 
 def test_the_demo_re_scored_by_its_own_taskset_is_the_batch_that_was_trained(tmp_path: Path) -> None:
-    run = demo_run()
-    result = rescore(run, run.with_name("demo-setup") / "env.toml", tmp_path / "new")
-    then, now = open_run(run), open_run(tmp_path / "new")
+    result = rescore(DEMO, demo_config(tmp_path), tmp_path / "new")
+    then, now = open_run(DEMO), open_run(tmp_path / "new")
     for old, new in zip(then.steps(), now.steps(), strict=True):
         assert (old.batch, old.digest_converted, old.digest_handed) == (
             new.batch,

@@ -35,6 +35,7 @@ from rolltape.record.tape import Tape
 from rolltape.replay.run import open_run
 from rolltape.schema.errors import BadInput, RolltapeError
 from rolltape.schema.paths import folder_of
+from rolltape.schema.storage import place as place_of
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ class _Attachment:
     # -- the run
 
     def _recorder(self, step: int) -> Recorder:
-        place = os.path.realpath(self.folder), self.options.get("writer", "main")
+        place = str(place_of(self.folder).resolve()), self.options.get("writer", "main")
         if place not in _recorders:
             args = self.adapter.args
             plain = (str, int, float, bool, list, type(None))
@@ -202,7 +203,7 @@ class _Attachment:
 
 def close(run: str | os.PathLike[str], writer: str = "main") -> None:
     """End the recording that `attach` began in this process; it also ends with the process."""
-    recorder = _recorders.pop((os.path.realpath(run), writer), None)
+    recorder = _recorders.pop((str(place_of(os.fspath(run)).resolve()), writer), None)
     if recorder is not None:
         recorder.close()
 

@@ -24,7 +24,9 @@ RECORDING = "Recording"
 
 def record(
     config: Annotated[Path, typer.Argument(help="The environment: Verifiers' EnvConfig as a .toml file.")],
-    run: Annotated[Path, typer.Option(help="Folder of the run; made if it is not there.", show_default=False)],
+    run: Annotated[
+        str, typer.Option(help="Folder of the run, made if it is not there; or s3://bucket/run.", show_default=False)
+    ],
     engine: Annotated[str, typer.Option(help="Address of an SGLang server or router, such as http://127.0.0.1:30000.")],
     model: Annotated[str, typer.Option(help="The engine's model: an id, or the folder of a checkpoint.")],
     tokenizer: Annotated[
@@ -95,6 +97,13 @@ def record(
             help="Name of this writer; several processes may record into one folder.", rich_help_panel=RECORDING
         ),
     ] = LiveOptions.writer,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Local folder for the journal of a run in an object store (default: $ROLLTAPE_STATE).",
+            rich_help_panel=RECORDING,
+        ),
+    ] = None,
     journal: Annotated[
         bool,
         typer.Option(

@@ -38,11 +38,21 @@ from rolltape.record.versions import check_live
 from rolltape.replay.miles import RUN_VARIABLE
 from rolltape.replay.run import open_run
 from rolltape.schema.errors import BadInput, MissingExtra, RunConflict
+from rolltape.schema.storage import STATE_VARIABLE, StorePath
 
 ROLLOUT_CLASS = "rolltape.record.miles.VerifiersRolloutFn"
 ROLLOUT_FUNCTION = "rolltape.record.miles.generate_rollout"
 HELPERS = "miles.utils.external_utils.command_utils"
 EVAL_NAME = "verifiers-taskset"
+OF_STORES = (
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_PROFILE",
+    STATE_VARIABLE,
+)
+"""Variables that are forwarded where the run lies in an object store. Keys are not: they would stand in the command."""
 """Name in the placeholder that Miles wants beside --eval-interval; nothing opens it."""
 
 Arguments = dict[str, tuple[str, ...]]
@@ -308,7 +318,8 @@ def _variables(
     }
     if options.settings is not None:
         variables[OWN_VARIABLE] = str(options.settings.absolute())
-    variables |= {name: environ[name] for name in (LEGACY_VARIABLE, OLDER_VARIABLE) if name in environ}
+    forwarded = (LEGACY_VARIABLE, OLDER_VARIABLE, *(OF_STORES if isinstance(options.run, StorePath) else ()))
+    variables |= {name: environ[name] for name in forwarded if name in environ}
     return {**variables, **given}
 
 
@@ -335,7 +346,7 @@ def _config(options: LaunchOptions, files: dict[Path, str]) -> Path:
 
 def _beside(options: LaunchOptions, name: str) -> Path:
     run = options.run.absolute()
-    return run.with_name(f"{run.name}-{name}")
+    return Path(f"{run.name}-{name}").absolute() if isinstance(run, StorePath) else run.with_name(f"{run.name}-{name}")
 
 
 # -- what is refused

@@ -12,6 +12,7 @@ from rolltape.record.launch import Plan, command_helpers, launch, plan_launch
 from rolltape.record.launch_options import LaunchOptions
 from rolltape.replay.console import err, out, print_json
 from rolltape.schema.errors import MissingExtra
+from rolltape.schema.storage import place
 
 MODEL, SIZES, ACTORS = "Model and folders", "Sizes", "Miles"
 
@@ -25,7 +26,7 @@ def launch_command(
             show_default=False,
         ),
     ] = None,
-    run: Annotated[Path, typer.Option(help="Folder to record into.")] = Path("runs/miles"),
+    run: Annotated[str, typer.Option(help="Folder to record into, or a URL.")] = "runs/miles",
     taskset: Annotated[
         str | None, typer.Option(help="Id of a taskset, instead of CONFIG; an EnvConfig is written beside the run.")
     ] = None,
@@ -106,7 +107,7 @@ def launch_command(
     chosen = {name: given[name] for name in LaunchOptions.__dataclass_fields__ if name in given}
     for name in ("env", "pythonpath", "without"):
         chosen[name] = tuple(given[name] or ())
-    plan = plan_launch(LaunchOptions(**{**chosen, "config": config, "extra": extra}))
+    plan = plan_launch(LaunchOptions(**{**chosen, "run": place(run), "config": config, "extra": extra}))
     if dry_run:
         print_json(plan.to_dict()) if as_json else _show(plan)
         return
@@ -131,8 +132,8 @@ def _show(plan: Plan) -> None:
     )
     _say(f"# train; Miles adds the model arguments of {plan.options.model_type} and submits this as a Ray job")
     words = [
-        " ".join(map(shlex.quote, [name, *values])) + (" \\" if place < len(plan.arguments) else "")
-        for place, (name, values) in enumerate(plan.arguments.items(), 1)
+        " ".join(map(shlex.quote, [name, *values])) + (" \\" if number < len(plan.arguments) else "")
+        for number, (name, values) in enumerate(plan.arguments.items(), 1)
     ]
     _say("python3 train.py \\", *(f"    {word}" for word in words))
     notes: list[Any] = list(plan.problems)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rolltape.schema.storage import AnyPath
+
 LEGACY_VARIABLE = "MILES_USE_LEGACY_ROLLOUT_V1"
 """`1`: Miles calls a rollout function; else it makes an object of a rollout class."""
 OLDER_VARIABLE = "MILES_EXPERIMENTAL_ROLLOUT_REFACTOR"
@@ -87,8 +89,8 @@ RENAMED = {
 class LaunchOptions:
     """What to train, where, and how. Lengths are in tokens; paths are made absolute, for actors have folders of their own."""
 
-    run: Path
-    """The folder to record into."""
+    run: AnyPath
+    """The folder to record into, or a place in an object store."""
     config: Path | None = None
     """Verifiers' EnvConfig; or `taskset`."""
     taskset: str | None = None

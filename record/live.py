@@ -181,6 +181,7 @@ def _recorder(options: LiveOptions, environment: Any, versions: dict[str, str]) 
             config, options.engine, environment=environment.config.harness.forward_env
         ),
         strict=options.strict,
+        state=options.state,
     )
 
 

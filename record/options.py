@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from rolltape.record.secrets import MASK, Secrets
 from rolltape.record.store import StoreOptions
 from rolltape.schema.errors import BadInput
 from rolltape.schema.paths import check_name
+from rolltape.schema.storage import AnyPath
 
 FSYNC = ("always", "interval", "never")
 BRANCH_POLICIES = ("reject", "siblings")
@@ -21,8 +22,8 @@ class LiveOptions:
 
     config: str | Path
     """The environment: Verifiers' EnvConfig as TOML."""
-    run: str | Path
-    """The folder of the run."""
+    run: str | AnyPath
+    """The run: its folder, or a URL such as s3://bucket/run."""
     engine: str
     """Address of an SGLang server or router."""
     model: str
@@ -73,6 +74,8 @@ class LiveOptions:
 
     writer: str = "main"
     """Name of this writer, one of its own for each process that records into the folder."""
+    state: str | Path | None = None
+    """Of a run in an object store: the folder on this machine below which its journal is kept; None takes ROLLTAPE_STATE."""
     journal: bool = StoreOptions.journal
     """Whether a trace is written when its try ends; without, it is kept in memory until its step ends."""
     fsync: str = StoreOptions.fsync
@@ -163,7 +166,8 @@ class LiveOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, one per option. Patterns of secrets are left out: they may spell one."""
-        values = asdict(self) | {"config": str(self.config), "run": str(self.run)}
+        paths = {"config": str(self.config), "run": str(self.run), "state": self.state and str(self.state)}
+        values = {**{f.name: getattr(self, f.name) for f in fields(self)}, **paths}
         return values | {
             "stop": list(self.stop),
             "stop_token_ids": list(self.stop_token_ids),

@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -97,8 +98,8 @@ class _Pending:
     late: int
     """Not in the journal before their Samples went on."""
     commit: Commit | None = None
-    noted: bool = False
-    """Whether the journal was told how it ended."""
+    noted: Future[bool] | None = None
+    """Whether the journal has how it ended."""
     given_up: int = 0
     """Of its rows, for want of memory."""
     failed: bool = False
@@ -191,17 +192,8 @@ class Recorder:
                     if start_step is None:
                         start_step = after_everything(open_run(paths.root))
                     attempt = next_attempt(paths, start_step, secrets.mask(dict(settings or {})), versions)
-                return cls(
-                    paths,
-                    run_id,
-                    attempt,
-                    writer,
-                    versions,
-                    store=store or StoreOptions(),
-                    secrets=secrets,
-                    strict=strict,
-                    recovered=recovered,
-                )
+                made = partial(cls, paths, run_id, attempt, writer, versions, store=store or StoreOptions())
+                return made(secrets=secrets, strict=strict, recovered=recovered)
         except RolltapeError:
             raise
         except OSError as error:
@@ -373,6 +365,8 @@ class Recorder:
         place = {**_place(key), "attempt": self.attempt, "writer": self.writer, "counts": {"started": started}}
         step = counted(replace(sound_record(record), **place), outcomes, traces)
         pending = _Pending(key, part, outcomes, groups, step, len(traces), late)
+        with suppress(Exception):  # it is tried again when the part is written
+            self._journal_end(pending)
         with self._lock:
             self._pending.append(pending)
         return pending, self._commits.submit(partial(self._commit, pending))
@@ -400,7 +394,9 @@ class Recorder:
         if pending.commit is not None:
             return pending.commit
         try:
-            self._journal_end(pending)
+            noted = pending.noted or self._journal_end(pending)
+            if not pending.tries:
+                self._store.worker.wait(noted, self.options.ack_seconds)
             self._home.check()
             pending.commit = self._write(pending)
         except RunConflict:
@@ -416,11 +412,8 @@ class Recorder:
         self._store.worker.wait(self._store.drop(pending.key), self.options.ack_seconds)
         return pending.commit
 
-    def _journal_end(self, pending: _Pending) -> None:
+    def _journal_end(self, pending: _Pending) -> Future[bool]:
         """Journal what is known of a step when it ends, so that a crash from here on leaves the whole of it."""
-        if pending.noted:
-            return
-        pending.noted = True
         key, place = pending.key, _place(pending.key)
         pending.outcomes = [sound_outcome(o) for o in pending.outcomes]
         pending.groups = [sound_record(g) for g in pending.groups]
@@ -428,8 +421,8 @@ class Recorder:
             self._store.note("group", {**place, "group": group.to_dict()}, key)
         said, arrays = outcome_record(pending.outcomes)
         self._store.note("outcome", {**place, "outcomes": said}, key, arrays)
-        done = self._store.note("step", {**place, "record": pending.step.to_dict()}, key)
-        self._store.worker.wait(done, self.options.ack_seconds)
+        pending.noted = self._store.note("step", {**place, "record": pending.step.to_dict()}, key)
+        return pending.noted
 
     def _write(self, pending: _Pending) -> Commit:
         if pending.late:

@@ -12,19 +12,23 @@ from rolltape.replay.console import out, print_json
 
 
 def recover(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    run: Annotated[str, typer.Argument(help="Folder or URL of the run.")],
+    state: Annotated[
+        Path | None, typer.Option(help="Local folder of the journals of a run in an object store.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Commit what a killed recording left in its journal, and name what cannot be read.
 
     Opening a run for recording does the same first. A journal whose writer lives is left alone; nothing is deleted that is
-    not committed elsewhere. Safe to call at any time, and again.
+    not committed elsewhere. Safe to call at any time, and again. Of a run in an object store, the journals of this machine
+    are settled: call it where the run was recorded.
 
     Exit code: 0 settled, or nothing to settle; 1 something could not be read and is named; 2 refused.
     """
     from rolltape.record.recover import recover as settle
 
-    found = settle(run)
+    found = settle(run, state)
     if as_json:
         print_json({"path": str(run), **found.to_dict()})
     else:

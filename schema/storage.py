@@ -15,8 +15,8 @@ An object store has no place for a journal, which grows by every trace. It stays
 `$ROLLTAPE_STATE`, else `$XDG_STATE_HOME/rolltape`, else `~/.local/state/rolltape`, one folder a run below.
 
 Amazon's S3 and what speaks it need nothing more than pyarrow, and take the usual variables: AWS_ACCESS_KEY_ID,
-AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL. So do gs://, abfs:// and hdfs://, as
-pyarrow knows them; every other scheme is fsspec's.
+AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL, AWS_MAX_ATTEMPTS. So do gs://, abfs:// and
+hdfs://, as pyarrow knows them; every other scheme is fsspec's.
 """
 
 from __future__ import annotations
@@ -273,6 +273,7 @@ def _s3(bucket: str, endpoint: str | None) -> fs.FileSystem:
     return fs.S3FileSystem(
         region=region,
         endpoint_override=endpoint,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=int(os.environ.get("AWS_MAX_ATTEMPTS") or 3)),
         connect_timeout=5,
         request_timeout=20,
         allow_delayed_open=True,  # small objects are put by one request

@@ -68,6 +68,7 @@ def bucket(s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> s
         "AWS_ACCESS_KEY_ID": "someone",
         "AWS_SECRET_ACCESS_KEY": "something",
         "AWS_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "1",
         "ROLLTAPE_STATE": str(tmp_path / "state"),
     }.items():
         monkeypatch.setenv(name, value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ import typer
 from rolltape.record.demo.folder import DemoFolder
 from rolltape.replay.console import out, print_json, table
 from rolltape.replay.words import alike
+from rolltape.schema.storage import place
 
 if TYPE_CHECKING:
     from rolltape.record.live import LiveSummary
@@ -26,7 +26,9 @@ MAX_RESPONSE = 256
 
 
 def demo(
-    run: Annotated[Path, typer.Option(help="Folder of the run; made if it is not there.")] = Path("demo-run"),
+    run: Annotated[
+        str, typer.Option(help="Folder of the run, made if it is not there; or s3://bucket/run.")
+    ] = "demo-run",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks and of everything that is sampled.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo run in that folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
@@ -39,7 +41,7 @@ def demo(
     Exit code: 0 recorded and verified; 1 something did not go as it should; 2 refused.
     """
     began = time.monotonic()
-    folder = DemoFolder(run)
+    folder = DemoFolder(place(run))
     summary = _record(folder, seed=seed, overwrite=overwrite, quiet=as_json)
     verification = _verify(folder)
     seconds = time.monotonic() - began

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rolltape.record.engine.tokenizer import write_tokenizer
 from rolltape.schema.errors import BadInput, RunConflict
+from rolltape.schema.storage import AnyPath, StorePath
 
 TASKSET = "rolltape.record.demo"
 """The id of the demo's taskset, which bundles its harness."""
@@ -32,12 +33,13 @@ RUN_ENTRIES = frozenset({"run.json", "attempts", "traces", "commits", "journal",
 class DemoFolder:
     """Paths of a demo run: the run itself, and beside it a folder with what it was made from."""
 
-    run: Path
+    run: AnyPath
 
     @property
     def setup(self) -> Path:
-        """Folder of the demo's own files."""
-        return self.run.with_name(f"{self.run.name}-setup")
+        """Folder of the demo's own files: beside the run, or in this folder where the run lies in an object store."""
+        name = f"{self.run.name}-setup"
+        return Path(name) if isinstance(self.run, StorePath) else self.run.with_name(name)
 
     @property
     def environment(self) -> Path:
@@ -88,7 +90,9 @@ class DemoFolder:
         return self.run.is_dir() and any(self.run.iterdir())
 
     def _remove(self, overwrite: bool) -> None:
-        strange = self._why_not_a_demo()
+        if isinstance(self.run, StorePath):
+            raise RunConflict(f"{self.run} holds something already, which stays as it is. Choose another --run.")
+        strange = self._why_not_a_demo(self.run)
         if strange is not None:
             raise RunConflict(f"{self.run} is not a demo run ({strange}), so it stays as it is. Choose another --run.")
         if not overwrite:
@@ -97,15 +101,16 @@ class DemoFolder:
             )
         shutil.rmtree(self.run)
 
-    def _why_not_a_demo(self) -> str | None:
+    @staticmethod
+    def _why_not_a_demo(run: Path) -> str | None:
         """What speaks against the folder being a demo run and nothing else; None if nothing does."""
-        if self.run.is_symlink():
+        if run.is_symlink():
             return "it is a link"
-        others = sorted(entry.name for entry in self.run.iterdir() if entry.name not in RUN_ENTRIES)
+        others = sorted(entry.name for entry in run.iterdir() if entry.name not in RUN_ENTRIES)
         if others:
             return f"it holds {others[0]}"
         try:
-            identity = json.loads((self.run / "run.json").read_text(encoding="utf-8"))
+            identity = json.loads((run / "run.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return "it has no readable run.json"
         taskset = identity.get("taskset") if isinstance(identity, dict) else None

@@ -19,6 +19,7 @@ from rolltape.record.step import Counters
 from rolltape.replay.run import open_run
 from rolltape.schema.errors import BadInput
 from rolltape.schema.paths import RunPaths
+from rolltape.schema.storage import AnyPath, place
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +82,8 @@ def at_exit(loop: asyncio.AbstractEventLoop, close: Callable[[], Coroutine[Any, 
 
 
 _lock = threading.Lock()
-_recorders: dict[Path, Recorder] = {}
-_ended: dict[Path, dict[tuple[str, str | None], int]] = {}
+_recorders: dict[AnyPath, Recorder] = {}
+_ended: dict[AnyPath, dict[tuple[str, str | None], int]] = {}
 
 
 def recorder_for(
@@ -93,16 +94,16 @@ def recorder_for(
     A step at or before the last one that this attempt recorded in its split is recorded again: that begins an attempt,
     which supersedes what older ones recorded from there on. Blocks while a run is opened.
     """
-    folder, place = Path(options.run).resolve(), (split, eval_name)
+    folder, kind = place(options.run).resolve(), (split, eval_name)
     with _lock:
         recorder = _recorders.get(folder)
-        if recorder is not None and step <= _ended[folder].get(place, -1):
+        if recorder is not None and step <= _ended[folder].get(kind, -1):
             recorder.close()
             recorder = None
         if recorder is None:
             recorder = _opened(options, taskset, step, versions)
             _recorders[folder], _ended[folder] = recorder, {}
-        _ended[folder][place] = step
+        _ended[folder][kind] = step
         return recorder
 
 
@@ -115,19 +116,20 @@ def _opened(options: MilesOptions, taskset: str, step: int, versions: dict[str, 
         taskset=taskset,
         settings=options.to_dict(),
         versions=versions,
-        resume=RunPaths(Path(options.run)).run.exists(),
+        resume=RunPaths(place(options.run)).run.exists(),
         start_step=step,
         store=options.store,
         writer=options.own.get("writer", "main"),
         secrets=Secrets(tuple(options.own.get("mask", ()))),
         strict=bool(options.own.get("strict", False)),
+        state=options.own.get("state"),
     )
 
 
 def repeated_eval(options: MilesOptions, name: str, step: int) -> str:
     """The name under which an evaluation is recorded: Miles evaluates one rollout id twice, before and after training."""
     with _lock:
-        done = _ended.get(Path(options.run).resolve(), {})
+        done = _ended.get(place(options.run).resolve(), {})
         if done.get(("eval", name)) == step and done.get(("eval", f"{name}-again"), -1) < step:
             return f"{name}-again"
     return name
@@ -150,7 +152,7 @@ def counters_before(options: MilesOptions, step: int) -> Counters:
 
     Where that one was not recorded, as if every step had taken one batch.
     """
-    if RunPaths(Path(options.run)).run.exists():
+    if RunPaths(place(options.run)).run.exists():
         run = open_run(options.run)
         records = [record for record in run.steps("train") if record.step == step - 1]
         if records and all(record.cursor is not None for record in records):

@@ -114,7 +114,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example(
             "How many tokens were sampled, and how fast?",
             "SELECT step, sum(sampled_tokens) AS sampled,\n"
-            "       sum(sampled_tokens) / (max(ended_at) - min(started_at)) AS per_second\n"
+            "       sum(sampled_tokens) / nullif(max(ended_at) - min(started_at), 0) AS per_second\n"
             "FROM steps GROUP BY step ORDER BY step",
         ),
     ),

@@ -57,9 +57,11 @@ def _numbered(part: Chosen) -> Iterator[dict[str, Any]]:
     for group in part.commit.groups:
         index = group.first_sample_index
         for trace in group.trace_ids:
-            if index is None or fates.get(trace, "failed_check") in _DROPPED:
+            fate = fates.get(trace, "failed_check")
+            if index is None or fate in _DROPPED:
                 continue
-            yield {"_trace": trace, "_index": index, "_branch": 0, "_sibling": 0}
+            if fate == "emitted":
+                yield {"_trace": trace, "_index": index, "_branch": 0, "_sibling": 0}
             index += 1
 
 

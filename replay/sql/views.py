@@ -111,7 +111,12 @@ _TURNS = View(
         Column("cached_tokens", "INTEGER", "prompt tokens found in the engine's cache", f"turn_cached_tokens{_TURN}"),
         Column("latency", "DOUBLE", "end-to-end latency of the request [s]", f"turn_latency{_TURN}"),
         Column("engine", "VARCHAR", "request id the engine gave", f"turn_engine{_TURN}"),
-        Column("finish_reason", "VARCHAR", "finish reason in the engine's words", f"turn_finish_reason{_TURN}"),
+        Column(
+            "finish_reason",
+            "VARCHAR",
+            "finish reason in the engine's words, or as Verifiers recorded it where the engine's are not known",
+            f"coalesce(turn_finish_reason{_TURN}, node_finish_reason[_sampled_nodes{_TURN} + 1])",
+        ),
         Column("retries", "INTEGER", "requests before the one that was answered", f"turn_retries{_TURN}"),
         Column(
             "tokens",

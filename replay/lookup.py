@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rolltape.replay.run import Run
 from rolltape.schema.commits import Commit
@@ -120,11 +119,11 @@ def read_row(run: Run, place: Place, columns: Sequence[str] | None = None) -> pa
         raise Damaged(f"{path}: the commit names this file, but it is missing; restore it from a copy.") from None
     if found != commit.file.bytes:
         raise Damaged(f"{path}: {found} bytes, but {commit.file.bytes} were committed; restore it from a copy.")
-    for i, ids in enumerate(read_batches(path, ["trace_id"])):
-        row = pc.index(ids.column(0), place.trace_id).as_py()
-        if row >= 0:
+    for i, column in enumerate(read_batches(path, ["trace_id"])):
+        ids = column.column(0).to_pylist()  # pyarrow.compute would import pandas, for a second, where it is installed
+        if place.trace_id in ids:
             [table] = read_batches(path, columns, [i])
-            return table.slice(row, 1)
+            return table.slice(ids.index(place.trace_id), 1)
     raise Damaged(
         f"{path}: trace {place.trace_id} is not in it, though its commit names it; `rolltape verify` says more."
     )

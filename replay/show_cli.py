@@ -30,7 +30,8 @@ def show_command(
         list[int] | None, typer.Option(help="Only this step, by default the last one; repeatable.", show_default=False)
     ] = None,
     split: Annotated[
-        list[str] | None, typer.Option(help="Recorded split, by default train; repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option(help="Recorded split, by default train if there is one; repeatable.", show_default=False),
     ] = None,
     evaluations: Annotated[bool, typer.Option("--eval", help="Also the evaluations.")] = False,
     attempt: Annotated[
@@ -80,7 +81,7 @@ def _splits(run: Run, splits: Sequence[str], evaluations: bool) -> list[str]:
     recorded = run.splits()
     if recorded and (unknown := [s for s in splits if s not in recorded]):
         raise BadInput(f"{run.paths.root}: no split {unknown[0]!r} was recorded; recorded are {', '.join(recorded)}.")
-    named = list(splits) or ([] if evaluations and "train" not in recorded else ["train"])
+    named = list(splits) or (["train"] if "train" in recorded or not recorded else recorded)
     return named + ([s for s in recorded if s.startswith("eval") and s not in named] if evaluations else [])
 
 

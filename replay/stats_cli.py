@@ -35,7 +35,8 @@ def stats_command(
     run: Annotated[str, typer.Argument(help="Folder or URL of the run.")],
     step: Annotated[list[int] | None, typer.Option(help="Only this step; repeatable.", show_default=False)] = None,
     split: Annotated[
-        list[str] | None, typer.Option(help="Recorded split, by default train; repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option(help="Recorded split, by default train if there is one; repeatable.", show_default=False),
     ] = None,
     evaluations: Annotated[bool, typer.Option("--eval", help="Also the evaluations.")] = False,
     by: Annotated[Literal["step", "task"], typer.Option(help="A line a step, or a line a task.")] = "step",
@@ -101,7 +102,7 @@ class _Asked:
         recorded = run.splits()
         if recorded and (unknown := [s for s in self.splits if s not in recorded]):
             raise BadInput(f"{self.path}: no split {unknown[0]!r} was recorded; recorded are {', '.join(recorded)}.")
-        named = list(self.splits) or ([] if self.evaluations and "train" not in recorded else ["train"])
+        named = list(self.splits) or (["train"] if "train" in recorded or not recorded else recorded)
         named += [s for s in recorded if s.startswith("eval") and s not in named] if self.evaluations else []
         return [stats(run, split, progress=told, cache=self.cache, **self.choice) for split in named]
 

@@ -44,7 +44,7 @@ class _Column:
 def render(stats: Stats, *, width: int, rows: int, by_task: bool = False) -> RenderableType:
     """Everything there is to see, in tables of at most `rows` lines and `width` columns."""
     if not stats.total.tries:
-        return Text(f"No traces in {stats.split}: the steps that were recorded are empty.")
+        return Text(f"No traces in {stats.split}.")
     parts: list[RenderableType] = []
     if by_task:
         tasks = stats.tasks

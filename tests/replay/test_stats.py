@@ -418,6 +418,13 @@ def test_steps_the_last_ones_and_evaluations_are_chosen(tmp_path: Path, rolltape
     assert "step 9 of 'train' was not recorded; recorded are 5 steps from 0 to 4." in err
 
 
+def test_a_run_of_nothing_but_evaluations_needs_no_option(tmp_path: Path, rolltape: Cli) -> None:
+    put_run(tmp_path)
+    put_step(tmp_path, 0, [turn(id="e", reward=0.5)], split="eval-aime")
+    assert json.loads(rolltape("stats", tmp_path, "--json")[1])["splits"][0]["split"] == "eval-aime"
+    assert "eval-aime step 0: 1 traces" in rolltape("show", tmp_path)[1]
+
+
 # -- what is shown
 
 

@@ -47,15 +47,15 @@ def show_command(
 ) -> None:
     """Show what a trace said and what became of it, or list the traces of a step.
 
-        rolltape show demo-run
-        rolltape show demo-run da3f --logprobs --tokenizer demo-run-setup/tokenizer
-
     A trace is found by the first characters of its id, in every split and step
     unless some are named; those of superseded attempts come last. Only the row
     group that holds it is read.
 
     With tokens, sampled ones are coloured by the probability they were sampled
     with; those below 10 % stand in ‹ ›, with their probability.
+
+        rolltape show demo-run
+        rolltape show demo-run da3f --logprobs --tokenizer qwen/tokenizer.json
 
     Exit code: 0 shown, 2 no such trace, not readable or bad usage.
     """

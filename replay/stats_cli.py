@@ -53,10 +53,6 @@ def stats_command(
 ) -> None:
     """Say what was rewarded, how long, how often it failed, and what became of it.
 
-        rolltape stats demo-run
-        rolltape stats demo-run --by task --pass 'correct>=1'
-        rolltape stats runs/first --watch
-
     A long run is shown in stretches of steps, each counted over all of its
     rollouts; --all, --last and --step show single steps.
 
@@ -65,6 +61,10 @@ def stats_command(
     groups whose scored rollouts all have the same total reward (as float32):
     they carry no signal. Means leave out what was not scored and what is no
     number, and say how many; nothing is taken for 0.
+
+        rolltape stats demo-run
+        rolltape stats demo-run --by task --pass 'correct>=1'
+        rolltape stats runs/first --watch
 
     Exit code: 0 shown, 2 not readable or bad usage.
     """

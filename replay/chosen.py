@@ -32,5 +32,18 @@ def chosen_commits(
     return commits
 
 
+def chosen_splits(run: Run, splits: Sequence[str] = (), evaluations: bool = False) -> list[str]:
+    """The chosen splits, by default `train`, or whatever there is where nothing was trained; of an empty run `train`.
+
+    `evaluations` adds every evaluation. Raises BadInput where a split was not recorded.
+    """
+    recorded = run.splits()
+    unknown = [s for s in splits if s not in recorded]
+    if unknown and recorded:
+        raise BadInput(f"{run.paths.root}: no split {unknown[0]!r} was recorded; recorded are {_listed(recorded)}.")
+    named = list(dict.fromkeys(splits)) or (["train"] if "train" in recorded or not recorded else recorded)
+    return named + ([s for s in recorded if s.startswith("eval") and s not in named] if evaluations else [])
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(repr(n) for n in names) or "no splits"

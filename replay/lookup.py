@@ -15,9 +15,7 @@ import pyarrow as pa
 from rolltape.replay.run import Run
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged
-from rolltape.schema.parquet import read_batches
 from rolltape.schema.records import Group
-from rolltape.schema.storage import size_of
 
 _SHOWN = 8
 """Candidates that are named where a prefix fits several traces."""
@@ -112,18 +110,12 @@ def read_row(run: Run, place: Place, columns: Sequence[str] | None = None) -> pa
 
     Raises Damaged where the file is not the one that was committed, or does not hold the trace.
     """
-    path, commit = run.paths.parquet(place.commit.part), place.commit
-    try:
-        found = size_of(path)
-    except FileNotFoundError:
-        raise Damaged(f"{path}: the commit names this file, but it is missing; restore it from a copy.") from None
-    if found != commit.file.bytes:
-        raise Damaged(f"{path}: {found} bytes, but {commit.file.bytes} were committed; restore it from a copy.")
-    for i, column in enumerate(read_batches(path, ["trace_id"])):
+    for i, column in enumerate(run.part_batches(place.commit, ["trace_id"])):
         ids = column.column(0).to_pylist()  # pyarrow.compute would import pandas, for a second, where it is installed
         if place.trace_id in ids:
-            [table] = read_batches(path, columns, [i])
+            [table] = run.part_batches(place.commit, columns, [i])
             return table.slice(ids.index(place.trace_id), 1)
     raise Damaged(
-        f"{path}: trace {place.trace_id} is not in it, though its commit names it; `rolltape verify` says more."
+        f"{run.paths.parquet(place.commit.part)}: trace {place.trace_id} is not in it, though its commit names it; "
+        "`rolltape verify` says more."
     )

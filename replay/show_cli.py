@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rolltape.replay.chosen import chosen_splits
 from rolltape.replay.console import out, print_json
 from rolltape.replay.lookup import distinct, find
 from rolltape.replay.run import Run, open_run
@@ -63,9 +64,9 @@ def show_command(
     if trace is None:
         if tokens or logprobs or tokenizer:
             raise BadInput("--tokens, --logprobs and --tokenizer are about one trace: name it behind the run.")
-        _list(opened, run, step, _splits(opened, split or [], evaluations), attempt, as_json)
+        _list(opened, run, step, chosen_splits(opened, split or [], evaluations), attempt, as_json)
         return
-    splits = _splits(opened, split or [], evaluations) if split else []
+    splits = chosen_splits(opened, split or [], evaluations) if split else []
     place = find(opened, trace, splits=splits, steps=step or None, attempt=attempt)
     text_of = None if tokenizer is None else _decoder(tokenizer)
     wanted = tokens or logprobs or text_of is not None
@@ -74,15 +75,6 @@ def show_command(
         print_json({"path": run, **found.to_dict()})
     else:
         out.print(render_trace(found, run, Look(full, wanted, logprobs, text_of)))
-
-
-def _splits(run: Run, splits: Sequence[str], evaluations: bool) -> list[str]:
-    """The splits that are asked for. Raises BadInput for one that was not recorded."""
-    recorded = run.splits()
-    if recorded and (unknown := [s for s in splits if s not in recorded]):
-        raise BadInput(f"{run.paths.root}: no split {unknown[0]!r} was recorded; recorded are {', '.join(recorded)}.")
-    named = list(splits) or (["train"] if "train" in recorded or not recorded else recorded)
-    return named + ([s for s in recorded if s.startswith("eval") and s not in named] if evaluations else [])
 
 
 def _list(

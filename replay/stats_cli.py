@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from rolltape.replay.chosen import chosen_splits
 from rolltape.replay.console import out, print_json, printable, progress
 from rolltape.replay.listing import is_locked
 from rolltape.replay.rollouts import PassRule
@@ -99,12 +100,8 @@ class _Asked:
     def look(self, told: Callable[[int, int], None] | None = None) -> list[Stats]:
         """Statistics of each split as they are now; only files that are new are read."""
         self.opened = run = open_run(self.path)
-        recorded = run.splits()
-        if recorded and (unknown := [s for s in self.splits if s not in recorded]):
-            raise BadInput(f"{self.path}: no split {unknown[0]!r} was recorded; recorded are {', '.join(recorded)}.")
-        named = list(self.splits) or (["train"] if "train" in recorded or not recorded else recorded)
-        named += [s for s in recorded if s.startswith("eval") and s not in named] if self.evaluations else []
-        return [stats(run, split, progress=told, cache=self.cache, **self.choice) for split in named]
+        splits = chosen_splits(run, self.splits, self.evaluations)
+        return [stats(run, split, progress=told, cache=self.cache, **self.choice) for split in splits]
 
     def shown(self, found: Sequence[Stats]) -> RenderableType:
         """The tables, as they fit the screen."""

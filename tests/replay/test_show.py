@@ -487,7 +487,7 @@ def test_nothing_that_a_trace_says_reaches_the_terminal_as_control_characters(tm
     [
         (["--tokens"], "are about one trace"),
         (["--step", "9"], "step 9 of 'train' was not recorded"),
-        (["--split", "evil"], "no split 'evil' was recorded; recorded are train."),
+        (["--split", "evil"], "no split 'evil' was recorded; recorded are 'train'."),
         (["a", "--step", "9"], "no trace id begins with 'a'"),
     ],
 )

@@ -412,7 +412,7 @@ def test_steps_the_last_ones_and_evaluations_are_chosen(tmp_path: Path, rolltape
     assert splits("--eval", "--last", "1") == [("train", [1.0]), ("eval", [0.125])]
     assert splits("--split", "eval") == [("eval", [0.125])]
     code, _, err = rolltape("stats", tmp_path, "--split", "evil")
-    assert (code, err) == (2, f"Error: {tmp_path}: no split 'evil' was recorded; recorded are train, eval.\n")
+    assert (code, err) == (2, f"Error: {tmp_path}: no split 'evil' was recorded; recorded are 'train', 'eval'.\n")
     code, _, err = rolltape("stats", tmp_path, "--step", "9")
     assert code == 2
     assert "step 9 of 'train' was not recorded; recorded are 5 steps from 0 to 4." in err

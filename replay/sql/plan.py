@@ -29,10 +29,15 @@ class Needed:
 def needed(
     connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None
 ) -> Needed | None:
-    """The columns of `_rows` that the query would read now; None where the plan does not tell."""
+    """The columns of `_rows` that the query would read now; None where the plan does not tell.
+
+    The plan of a PIVOT depends on the rows: where there are none it reads nothing of what is pivoted.
+    """
     import duckdb
 
     try:
+        if any(s.type.name == "MULTI" for s in connection.extract_statements(query)):
+            return None
         found = connection.execute(f"EXPLAIN (FORMAT json) {query}", parameters).fetchall()
         scans = [scan for _, text in found for scan in _scans(json.loads(text))]
     except (duckdb.Error, ValueError, KeyError, TypeError):

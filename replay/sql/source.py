@@ -17,13 +17,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from pyarrow import fs
 
 from rolltape.replay.run import Run
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged
-from rolltape.schema.fields import GROUP, ROW, STEP
-from rolltape.schema.parquet import open_parquet
+from rolltape.schema.fields import GROUP, ROW, STEP, check_version
 from rolltape.schema.paths import Part
 from rolltape.schema.storage import size_of, sizes
 
@@ -243,8 +243,21 @@ def _other_schemas(parts: Iterable[Chosen]) -> Iterator[pa.Schema]:
         first.setdefault(part.commit.fingerprint, part)
     for fingerprint, part in first.items():
         if fingerprint != ROW.fingerprint:
-            found = open_parquet(part.run.paths.parquet(part.commit.part)).schema_arrow
-            yield pa.schema([f.remove_metadata() for f in found])
+            yield pa.schema([f.remove_metadata() for f in _schema(part)])
+
+
+def _schema(part: Chosen) -> pa.Schema:
+    """The columns of a part's file. Raises UnsupportedVersion for a newer major version, Damaged where it does not read."""
+    path = part.run.paths.parquet(part.commit.part)
+    files, name = located(path)
+    try:
+        with files.open_input_file(name) as file:
+            schema = pq.read_schema(file)
+    except (OSError, pa.ArrowException) as error:
+        raise Damaged(f"{path}: no readable Parquet file ({error}); restore it from a copy.") from error
+    found = (schema.metadata or {}).get(b"rolltape.schema")
+    check_version(found.decode() if found else None, str(path))
+    return schema
 
 
 # -- records

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rolltape.replay.console import printable
 from rolltape.replay.findings import Finding
-from rolltape.replay.words import alike, numbers
+from rolltape.replay.words import alike, of_steps
 
 SHOWN = 5
 """Findings of one code that are all shown."""
@@ -41,7 +41,7 @@ def _rest(kind: Sequence[Finding]) -> str:
     steps = sorted({f.step for f in kind if f.step is not None})
     traces = len({f.trace_id for f in kind if f.trace_id is not None})
     where = [f"of {traces} traces"] if traces else []
-    where += [f"in step{'s' if len(steps) > 1 else ''} {numbers(steps)}"] if steps else []
+    where += [f"in {of_steps(steps)}"] if steps else []
     first = kind[0]
     return (
         f"{first.severity} {first.code}: {len(kind)} in all{' ' + ' '.join(where) if where else ''} (--all lists each)"

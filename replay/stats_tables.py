@@ -19,7 +19,7 @@ from rolltape.replay.words import (
     decimal,
     duration,
     end_of,
-    numbers,
+    of_steps,
     percent,
     shortened,
     sparkline,
@@ -61,9 +61,10 @@ def render(stats: Stats, *, width: int, rows: int, by_task: bool = False) -> Ren
 def heading(stats: Stats) -> str:
     """What was counted, in a line."""
     total = stats.total
-    steps = f"{'step' if len(total.steps) == 1 else f'{len(total.steps)} steps,'} {numbers(total.steps)}"
     took = f" in {duration(total.seconds)}" if total.seconds is not None else ""
-    return f"{stats.split}, {steps}: {total.rollouts:,} rollouts, {total.sampled:,} sampled tokens{took}"
+    return (
+        f"{stats.split}, {of_steps(total.steps)}: {total.rollouts:,} rollouts, {total.sampled:,} sampled tokens{took}"
+    )
 
 
 # -- a line a step or task
@@ -225,7 +226,7 @@ def _not_counted(stats: Stats) -> Iterator[str]:
             steps = [n for s in stats.steps if _reward(s, name).not_finite for n in s.steps]
             yield (
                 f"NaN      {called}: {whole.not_finite} of {whole.count + whole.not_finite} values are NaN or infinite, "
-                f"in steps {numbers(steps)}; left out"
+                f"in {of_steps(steps)}; left out"
             )
         if whole.missing:
             yield f"unscored {called}: {whole.missing:,} of {stats.total.rollouts:,} rollouts have none; left out, not 0"

@@ -91,6 +91,11 @@ def numbers(values: Sequence[int], most: int = 5) -> str:
     return ", ".join(told) + (f" and {rest} more" if rest else "")
 
 
+def of_steps(steps: Sequence[int]) -> str:
+    """`step 3`, or `steps 0–4, 9`."""
+    return f"step{'s' if len(set(steps)) > 1 else ''} {numbers(steps)}"
+
+
 def sparkline(values: Sequence[float | None], width: int = 60) -> str:
     """A curve in one line, a character a value, or the mean of several where there are more than `width`.
 

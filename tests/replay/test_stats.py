@@ -538,7 +538,7 @@ def test_a_run_that_grows_is_followed_until_ctrl_c(tmp_path: Path) -> None:
         assert any("train, step 0: 1 rollouts" in line for line in lines)
         put_step(tmp_path, 1, [turn(id="b", reward=1.0)])
         lines = _until(watching.stdout, "nobody records; Ctrl-C ends")
-        assert any("train, 2 steps, 0–1: 2 rollouts" in line for line in lines)
+        assert any("train, steps 0–1: 2 rollouts" in line for line in lines)
         watching.send_signal(signal.SIGINT)
         out, err = watching.communicate(timeout=60)
     assert (watching.returncode, err) == (0, "")

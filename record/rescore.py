@@ -85,8 +85,8 @@ class Rescored:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        changed = {} if self.changes is None else self.changes.to_dict()
-        return {**self.__dict__, "notes": dict(self.notes), **changed, "changes": None} | changed
+        own = {k: v for k, v in self.__dict__.items() if k != "changes"}
+        return {**own, "notes": dict(self.notes), **({} if self.changes is None else self.changes.to_dict())}
 
 
 def rescore(
@@ -114,6 +114,7 @@ def rescore(
     job = _Job(run, target, scorer, options, secrets, result, progress, sum(c.file.rows for c in commits))
     for commit in commits:
         job.part(commit)
+    result.failures.sort(key=lambda f: (f["split"], f["step"], f["trace_id"], f["signal"]))
     result.changes = changes(target.paths, [c.part for c in job.written])
     return result
 
@@ -140,9 +141,12 @@ def _task_rows(run: Run, commits: Sequence[Commit]) -> Iterator[tuple[Commit, st
     """(commit, first trace id, task type, task row as JSON, traces) of each different row of each row group."""
     for commit in commits:
         for table in run.part_batches(commit, ("trace_id", "task_type", "task")):
-            groups = table.group_by(["task_type", "task"], use_threads=False)
-            for row in groups.aggregate([("trace_id", "first"), ("trace_id", "count")]).to_pylist():
-                yield commit, row["trace_id_first"], row["task_type"], row["task"], row["trace_id_count"]
+            found: dict[tuple[str | None, str | None], list[str]] = {}
+            columns = (table.column(name).to_pylist() for name in ("trace_id", "task_type", "task"))
+            for trace, kind, text in zip(*columns, strict=True):
+                found.setdefault((kind, text), []).append(trace)
+            for (kind, text), traces in found.items():
+                yield commit, traces[0], kind, text, len(traces)
 
 
 def _signals(scorer: Scorer, run: Run, commits: Sequence[Commit]) -> list[dict[str, Any]]:
@@ -311,7 +315,7 @@ class _Job:
         attempted = sum(item.attempted for item in new.values())
         failed = sum(item.failed for item in new.values())
         if failed and (self.options.strict or failed == attempted):
-            first = next(f for f in self.result.failures if f["step"] == commit.part.step)
+            first = self.result.failures[-1]
             raise CheckFailed(
                 f"{failed} of {attempted} traces of step {commit.part.step} ({commit.part.split}) could not be scored; trace "
                 f"{first['trace_id']}: {first['signal']}: {first['error']}. Nothing of this step was written; steps before it "

@@ -160,11 +160,13 @@ class Member:
             if self.untouched is not None:
                 return _kept(old_rewards), _kept(old_metrics)
             return {n: Score("failed", reason=why) for n in old_rewards}, _kept(old_metrics)
-        grouped = {s.name: self.ungrouped for s in self.scored.signals if s.kind == "group reward"}
         rewards, metrics = dict(self.scored.rewards), dict(self.scored.metrics)
-        rewards |= {n: Score("skipped", reason=why) for n, why in grouped.items() if why and n not in rewards}
+        compared = [s.name for s in self.scored.signals if s.kind == "group reward"]
+        if self.ungrouped is not None:
+            due = [n for n in compared if n not in rewards and (self.untouched is None or n in old_rewards)]
+            rewards |= {name: Score("skipped", reason=self.ungrouped) for name in due}
         if self.untouched is not None:
-            rewards = _kept({n: v for n, v in old_rewards.items() if n not in grouped}) | rewards
+            rewards = _kept({n: v for n, v in old_rewards.items() if n not in compared}) | rewards
             return _ordered(rewards, old_rewards), _kept(old_metrics)
         missing = self.scored.unscorable
         mine = {s.name for s in self.scored.signals if s.is_reward}
@@ -194,7 +196,7 @@ class Member:
                 values = {"old": old.get(name), "new": score.value, "score": score.score, "weight": score.weight}
                 reason = self.untouched if status == "untouched" else score.reason
                 yield {**common, "kind": kind, "name": name, **values, "status": status, "reason": reason}
-            for name in old.keys() - scores.keys():
+            for name in [n for n in old if n not in scores]:
                 reason = "the taskset has no signal of that name"
                 values = {"old": old[name], "new": None, "score": None, "weight": None}
                 yield {**common, "kind": kind, "name": name, **values, "status": "gone", "reason": reason}

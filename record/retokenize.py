@@ -17,53 +17,28 @@ message (an edit, a compaction, a second conversation) is counted and no finding
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-from renderers import RendererConfig, create_renderer
-from renderers.base import MODEL_RENDERER_MAP, load_tokenizer
+from pydantic import ValidationError
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.graph import message_hash
 
-from rolltape.record.client import RendererSettings, renderer_identity
 from rolltape.record.picked import Picked
+from rolltape.record.renderings import Renderings, RetokenizeOptions
 from rolltape.record.retrace import message_of
 from rolltape.replay.branches import leaves, path_to
 from rolltape.replay.findings import Finding
 from rolltape.replay.run import Run
 from rolltape.schema.decoding import decode
-from rolltape.schema.errors import BadInput
 from rolltape.schema.fields import TRACE
 
 Ids = Sequence[int]
-_TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
 _BEFORE, _AFTER = 3, 8
 """Ids shown before and from the first that differs."""
-_CONFIG: TypeAdapter[Any] = TypeAdapter(RendererConfig)
 _LIGHT = ("trace_id", "step", "group_index", "model", "tokenizer", "renderer", "tools")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetokenizeOptions:
-    """How to render. What a row has recorded goes first; the rest fills in for what it has not."""
-
-    tokenizer: str | None = None
-    """Folder or id of the tokenizer; None takes the recorded one's."""
-    model: str | None = None
-    """Model whose renderer to take where no renderer is recorded."""
-    renderer: RendererSettings = field(default_factory=RendererSettings)
-    tools: Path | None = None
-    """JSON list of tool schemas, as chat completions take them."""
-    strict: bool = False
-    """Whether drift and forks are errors."""
-    limit: int | None = None
-    """Only so many traces of each step."""
 
 
 @dataclass
@@ -105,92 +80,6 @@ def retokenize(
     return result
 
 
-# -- how a row was rendered
-
-
-class Renderings:
-    """Renderers by their settings, over one tokenizer each."""
-
-    def __init__(self, options: RetokenizeOptions) -> None:
-        self.options = options
-        self.given_tools = None if options.tools is None else _read_tools(options.tools)
-        self._tokenizers: dict[str, Any] = {}
-        self._renderers: dict[str, Any] = {}
-
-    def of(self, row: Mapping[str, Any]) -> tuple[Any, Any, list[str]]:
-        """(renderer, tokenizer, what is not recorded) of a row. Raises BadInput where there is none of one."""
-        path = self.options.tokenizer or row["tokenizer"]
-        missing = []
-        if path is None:
-            raise BadInput(f"trace {row['trace_id']}: no tokenizer is recorded; name a folder or id with --tokenizer.")
-        recorded = _recorded_settings(row)
-        if recorded is None:
-            missing.append("the renderer's settings are not recorded")
-        wanted = {**self.options.renderer.to_dict(), **(recorded or {})}
-        if "name" not in wanted:
-            wanted["name"] = self._named(row, str(path))
-        key = json.dumps([path, wanted], sort_keys=True)
-        if key not in self._renderers:
-            self._renderers[key] = self._made(str(path), wanted)
-        return self._renderers[key], self._tokenizer(str(path)), missing
-
-    def _named(self, row: Mapping[str, Any], path: str) -> str:
-        known = (m for m in (self.options.model, row["model"], row["tokenizer"], path) if m)
-        identity = next((found for model in known if (found := renderer_identity(model))), None)
-        if identity is None:
-            raise BadInput(
-                f"trace {row['trace_id']}: neither a renderer nor a model with a known one is recorded; name the model with "
-                "--model (such as Qwen/Qwen3-8B) or the renderer with --renderer (such as qwen3)."
-            )
-        return str(MODEL_RENDERER_MAP[identity])
-
-    def _made(self, path: str, wanted: Mapping[str, Any]) -> Any:
-        tokenizer = self._tokenizer(path)
-        try:
-            return create_renderer(tokenizer, _CONFIG.validate_python(dict(wanted)))
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors()[:3])
-            raise BadInput(f"The renderer cannot be set up with {dict(wanted)}: {problems}.") from error
-        except (ValueError, TypeError, NotImplementedError, AssertionError) as error:
-            raise BadInput(f"No renderer {wanted.get('name')!r} fits the tokenizer {path!r}: {error}") from error
-
-    def _tokenizer(self, path: str) -> Any:
-        if path not in self._tokenizers:
-            try:
-                self._tokenizers[path] = load_tokenizer(path)
-            except (OSError, ValueError, ImportError) as error:
-                raise BadInput(
-                    f"No tokenizer could be loaded from {path!r} ({type(error).__name__}: {str(error).splitlines()[0]}); give "
-                    "that of the recording, a folder or model id, with --tokenizer."
-                ) from error
-        return self._tokenizers[path]
-
-
-def _recorded_settings(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The renderer's settings as they were recorded, live or by a later release of Verifiers."""
-    settings = None if row["renderer"] is None else json.loads(row["renderer"])
-    return {k: v for k, v in settings.items() if v is not None} if isinstance(settings, dict) else None
-
-
-def _read_tools(path: Path) -> list[dict[str, Any]]:
-    try:
-        tools = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: no readable JSON ({error}); expected a list of tool schemas.") from error
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise BadInput(f"{path}: expected a JSON list of tool schemas, as chat completions take them.")
-    return tools
-
-
-def _wire_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as Verifiers records it in the shape that templates take."""
-    if "function" in tool:
-        return dict(tool)
-    named = {key: tool.get(key) for key in ("name", "description", "parameters")}
-    strict = {"strict": tool["strict"]} if tool.get("strict") is not None else {}
-    return {"type": "function", "function": named | strict}
-
-
 # -- one trace
 
 
@@ -215,7 +104,7 @@ class _Checked:
         options: RetokenizeOptions,
         result: Retokenized,
     ) -> None:
-        self.nodes: list[dict[str, Any]] = record["nodes"]
+        self.nodes = [_with_defaults(node) for node in record.get("nodes") or ()]
         self.row, self.renderings, self.options, self.result = row, renderings, options, result
         self.parents = [-1 if node["parent"] is None else node["parent"] for node in self.nodes]
         self.done: set[int] = set()
@@ -228,9 +117,9 @@ class _Checked:
             self.result.notes[f"traces not compared: {why}"] += 1
             return
         self.renderer, self.tokenizer, missing = self.renderings.of(self.row)
-        self.messages = [message_of(node["message"]) for node in self.nodes]
-        self.wire = [message_to_wire(message) for message in self.messages]
-        self.tools, unknown = self._tools()
+        first = next(node["token_ids"] for node in self.nodes if node["token_ids"])
+        used = any(m.get("role") == "tool" or m.get("tool_calls") for m in self.wire)
+        self.tools, unknown = self.renderings.tools(self.row, self._text(first), used=used)
         self.unknown_tools = self.tools is None and bool(unknown)
         self.result.counts["traces"] += 1
         for note in [*missing, *unknown]:
@@ -247,26 +136,12 @@ class _Checked:
             return "a message holds an image"
         if any(not -1 <= parent < i for i, parent in enumerate(self.parents)):
             return "its nodes make no conversation"
+        try:
+            self.messages = [message_of(node["message"]) for node in self.nodes]
+        except (ValidationError, KeyError, TypeError, AttributeError):
+            return "a message is none that the installed Verifiers knows"
+        self.wire = [message_to_wire(message) for message in self.messages]
         return None
-
-    def _tools(self) -> tuple[list[dict[str, Any]] | None, list[str]]:
-        """(tool schemas, what is not known of them): given, recorded, or read back from the tokens of the first message."""
-        if self.renderings.given_tools is not None:
-            return self.renderings.given_tools, []
-        recorded = json.loads(self.row["tools"]) if self.row["tools"] else None
-        if recorded is not None:
-            return [_wire_tool(tool) for tool in recorded] or None, []
-        first = next(node["token_ids"] for node in self.nodes if node["token_ids"])
-        found = _TOOLS.search(self._text(first))
-        if found is not None:
-            try:
-                return [json.loads(line) for line in found[1].splitlines()], [
-                    "tool schemas are not recorded; they were read back from the tokens of the first message"
-                ]
-            except ValueError:
-                pass
-        used = any(m.get("role") == "tool" or m.get("tool_calls") for m in self.wire)
-        return None, ["tool schemas are not recorded, and tools were called; give them with --tools"] if used else []
 
     # -- one branch, node by node
 
@@ -454,6 +329,14 @@ class _Checked:
             self.result.findings.append(finding)
 
 
+def _with_defaults(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A node with every key that is looked at: later releases leave out what has its default."""
+    ids = node.get("token_ids") or []
+    mask = node.get("mask") or [False] * len(ids)
+    kept = {"parent": node.get("parent"), "sampled": bool(node.get("sampled")), "message": node.get("message")}
+    return {**kept, "token_ids": list(ids), "mask": list(mask)}
+
+
 def _ends(rendered: Any, sampled: Sequence[bool]) -> list[int] | None:
     """Where each message ends among the rendered ids: a sampled reply where its last sampled token does, for the line break
     behind it belongs to the next node. None where the renderer does not tell messages apart."""
@@ -481,6 +364,6 @@ def _said(shown: Mapping[str, Any]) -> str:
     return f"{shown['text']!r} {ids[:4]}{'…' if len(ids) > 4 else ''}" if ids else "nothing more"
 
 
-def _has_image(message: Mapping[str, Any]) -> bool:
-    parts = message.get("content")
+def _has_image(message: Any) -> bool:
+    parts = message.get("content") if isinstance(message, Mapping) else None
     return isinstance(parts, list) and any(isinstance(p, dict) and p.get("type") == "image_url" for p in parts)

@@ -144,11 +144,11 @@ def _live(option: str, module: str) -> Any:
 
 
 def _retokenized(run: Any, given: Mapping[str, Any], limit: int | None, strict: bool) -> Any:
-    module, client = _live("--retokenize", "retokenize"), _live("--retokenize", "client")
-    options = module.RetokenizeOptions(
+    module, settings = _live("--retokenize", "retokenize"), _live("--retokenize", "renderings")
+    options = settings.RetokenizeOptions(
         tokenizer=given["tokenizer"],
         model=given["model"],
-        renderer=client.RendererSettings(given["renderer"], given["thinking"]),
+        renderer=settings.RendererSettings(given["renderer"], given["thinking"]),
         tools=given["tools"],
         limit=limit,
         strict=strict,

@@ -18,9 +18,12 @@ import pytest
 from record_build import Record, checked, dispositions, recorded, records_of, trace
 from rescore_build import DEMO, demo_config, golf, golf_run, record_run, taskset
 
+from rolltape.record.recorder import Recorder
 from rolltape.record.rescore import Rescored, RescoreOptions, rescore
 from rolltape.replay.cli import main
 from rolltape.replay.run import open_run
+from rolltape.replay.verify import verify
+from rolltape.schema import Context, Group, Outcome, Step
 from rolltape.schema.errors import BadInput, CheckFailed, RunConflict
 
 PROBE = """
@@ -385,7 +388,63 @@ __all__ = ["LengthJudge"]
     assert record["extra_usage"][0]["prompt_tokens"] == 3
 
 
-# -- other releases, resuming, the demo
+# -- tries that do not count, evaluations, other releases, resuming, the demo
+
+
+def test_a_try_that_was_run_again_is_scored_for_itself_and_no_member_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = OK + "    @vf.group_reward\n    async def size(self, traces):\n        return [len(traces)] * len(traces)\n"
+    recorder = Recorder.open(tmp_path / "run", model="m")
+    again, cut = trace("again"), trace("cut", is_completed=False, rewards={})
+    for i, record in enumerate((trace("a"), trace("b"), again, cut)):
+        recorder.started("train", 0)
+        recorder.add(record, Context(group_index=0, rollout_index=min(i, 1), try_number=int(i == 1)))
+    group = Group.from_records([trace("a"), trace("b")], expected_size=2, group_index=0)
+    fates = {"a": "emitted", "b": "emitted", "again": "retried", "cut": "cancelled"}
+    outcomes = [Outcome(trace_id=t, disposition=d) for t, d in fates.items()]
+    recorder.commit_now("train", 0, groups=[group], outcomes=outcomes, record=Step())
+    recorder.close()
+    result = rescore(tmp_path / "run", probes(tmp_path, monkeypatch, body), tmp_path / "new")
+    found = rewards(tmp_path / "new")
+    assert found["a"] == found["b"] == {"ok": 2.0, "size": 2.0}
+    assert (found["again"], found["cut"]) == ({"ok": 2.0, "size": None}, {})
+    assert dispositions(tmp_path / "new") == fates
+    assert group_sums(tmp_path / "new") == [{"ok": 4.0, "size": 4.0}]
+    assert result.notes["traces not scored: the rollout was cut short"] == 1
+    checked(tmp_path / "new")
+
+
+def test_an_evaluation_is_scored_and_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder.open(tmp_path / "run", model="m")
+    recorder.started("eval", 0, eval_name="held-out")
+    recorder.add(trace("a", rewards={"ok": 0.0}), Context(split="eval", eval_name="held-out", group_index=0))
+    group = Group.from_records([trace("a")], expected_size=1, group_index=0, split="eval", eval_name="held-out")
+    outcomes = [Outcome(trace_id="a", disposition="eval")]
+    step = Step(split="eval", eval_name="held-out")
+    recorder.commit_now("eval", 0, groups=[group], outcomes=outcomes, record=step, eval_name="held-out")
+    recorder.close()
+    config = probes(tmp_path, monkeypatch, OK)
+    rescore(tmp_path / "run", config, tmp_path / "new", RescoreOptions(split="eval-held-out"))
+    [commit] = open_run(tmp_path / "new").all_commits
+    assert (commit.part.split, commit.step.eval_name, commit.groups[0].rewards["ok"].sum) == (
+        "eval-held-out",
+        "held-out",
+        2,
+    )
+    assert dispositions(tmp_path / "new") == {"a": "eval"}
+    checked(tmp_path / "new")
+
+
+def test_a_new_run_can_lie_in_an_object_store(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, config = golf_run(tmp_path / "run"), taskset(tmp_path, monkeypatch, golf(fastest=2.0), "CodeGolfTask")
+    result = rescore(run, config, f"{bucket}/new")
+    assert result.changes is not None
+    assert result.changes.counts["changed"] == 3
+    assert [g.rewards["fastest"].sum for g in open_run(f"{bucket}/new").groups()] == [2.0, 2.0, 2.0]
+    more = rescore(f"{bucket}/new", config, f"{bucket}/again")
+    assert more.changes is not None
+    assert more.changes.counts["changed"] == 0
 
 
 @pytest.mark.parametrize("release", ["0.2.1", "0.3.0", "0.4.0"])
@@ -416,7 +475,7 @@ def test_traces_of_later_releases_are_scored_and_keep_their_own_shape(
         changed = {key for key in record if again[key] != record[key]}
         assert changed <= {"rewards", "timing"}
         assert list(again) == list(record)
-    checked(tmp_path / "new")
+    assert verify(open_run(tmp_path / "new")).errors == []
 
 
 def test_the_demo_re_scored_by_its_own_taskset_is_the_batch_that_was_trained(tmp_path: Path) -> None:

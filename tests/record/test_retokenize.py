@@ -18,13 +18,14 @@ from rescore_build import DEMO, record_run
 from rolltape.record.client import RendererSettings, RolloutClient
 from rolltape.record.engine import DemoEngine, Vocabulary, write_tokenizer
 from rolltape.record.inprocess.harness import close_client
-from rolltape.record.retokenize import Retokenized, RetokenizeOptions, retokenize
+from rolltape.record.renderings import RetokenizeOptions
+from rolltape.record.retokenize import Retokenized, retokenize
 from rolltape.record.sampling import Limits
 from rolltape.record.transport import SGLangTransport
 from rolltape.replay.cli import main
 from rolltape.replay.findings import Finding
 from rolltape.replay.run import open_run
-from rolltape.schema.errors import BadInput
+from rolltape.schema.errors import BadInput, MissingExtra
 
 NUMBERS = itertools.count()
 
@@ -128,6 +129,13 @@ def test_a_bridged_conversation_is_one_branch_and_comes_out_again(tokenizer: str
     record = converse(tokenizer, "The answer is 3 boxes.", thinking=False)
     result = again(tmp_path, [record], tokenizer=tokenizer, renderer=plain())
     assert (result.counts["branches"], result.counts["same"], result.findings) == (1, len(record["nodes"]), [])
+
+
+def test_records_that_leave_out_defaults_as_later_releases_do_are_compared_too(tokenizer: str, tmp_path: Path) -> None:
+    record = converse(tokenizer, "The answer is 3 boxes.", thinking=False)
+    del record["nodes"][0]["parent"], record["nodes"][0]["mask"], record["nodes"][1]["message"]["tool_calls"]
+    result = again(tmp_path, [record], tokenizer=tokenizer, renderer=plain())
+    assert (result.counts["same"], result.findings) == (len(record["nodes"]), [])
 
 
 def test_sampled_ids_that_no_tokenizer_gives_are_told_from_drift(tokenizer: str, tmp_path: Path) -> None:
@@ -322,3 +330,17 @@ def test_options_of_a_check_that_is_not_asked_for_are_refused(command: Callable[
         code, _, refused = command(run, *option)
         assert code == 2
         assert f"{option[0]} says how {needs} is done" in refused
+
+
+def test_without_the_extra_only_the_checks_that_need_it_are_refused(
+    command: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise MissingExtra("renderers is not installed; live rollouts need renderers.")
+
+    monkeypatch.setattr("rolltape.record.versions.check_live", missing)
+    for option in (("--retokenize",), ("--logprobs", "http://127.0.0.1:9")):
+        code, _, refused = command(str(DEMO), *option)
+        assert code == 2
+        assert f"`rolltape verify {option[0]}` needs the extra 'live': renderers is not installed" in refused
+    assert command(str(DEMO))[0] == 0

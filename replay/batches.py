@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from rolltape.replay.convert import SampleGroup, convert, convert_alone, flatten
 from rolltape.replay.digest import digest
+from rolltape.replay.findings import Finding
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.run import Run
@@ -29,6 +30,8 @@ class Batch:
     """As handed to the trainer."""
     table: pa.Table
     """The rows it was made of."""
+    warnings: list[Finding] = field(default_factory=list)
+    """What is to be known of all of it."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -59,7 +62,7 @@ def _batch(run: Run, commit: Commit) -> Batch:
                 f"step {step.step}: its rows give other Samples than were {what} then; `rolltape verify {run.paths.root}` "
                 "names what differs."
             )
-    return Batch(step, groups, table)
+    return Batch(step, groups, table, [f for f in conversion.findings if f.code == "logprobs_rounded"])
 
 
 def read_part(run: Run, commit: Commit) -> pa.Table:

@@ -44,7 +44,25 @@ def check(
     """
     options = options or ConvertOptions()
     findings = [f for view in views(table) for f in check_view(view, options)]
+    findings += rounded(table)
     return findings if groups is None else [*findings, *check_groups(table, groups, options)]
+
+
+def rounded(table: pa.Table) -> list[Finding]:
+    """One warning for all traces of `table` whose log-probs were rounded by the release of Verifiers that wrote them."""
+    if "logprob_decimals" not in table.column_names or table.column("logprob_decimals").null_count == table.num_rows:
+        return []
+    columns = (table.column(name).to_pylist() for name in ("trace_id", "logprob_decimals"))
+    found = [(trace, decimals) for trace, decimals in zip(*columns, strict=True) if decimals is not None]
+    decimals = min(d for _, d in found)
+    message = (
+        f"{len(found)} traces, the first of them {found[0][0]}, have log-probs that Verifiers rounded to {decimals} "
+        f"decimals, up to {0.5 * 10**-decimals:g} off those they were sampled with; let the trainer compute them again "
+        "before it compares policies"
+    )
+    steps = set(table.column("step").to_pylist()) if "step" in table.column_names else set()
+    step = steps.pop() if len(steps) == 1 else None
+    return [Finding(code="logprobs_rounded", severity="warning", message=message, step=step, found=len(found))]
 
 
 def check_view(view: View, options: ConvertOptions) -> list[Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -27,6 +26,7 @@ _ELSEWHERE = {
     "launch": ("rolltape.record.launch_cli", "launch_command", "live"),
     "approve": ("rolltape.replay.approve_cli", "approve_command", ""),
     "list": ("rolltape.replay.list_cli", "list_command", ""),
+    "import": ("rolltape.replay.import_cli", "import_command", ""),
     "stats": ("rolltape.replay.stats_cli", "stats_command", ""),
     "show": ("rolltape.replay.show_cli", "show_command", ""),
     "sql": ("rolltape.replay.sql_cli", "sql_command", ""),
@@ -138,34 +138,6 @@ def schema(
         out.print()
 
 
-@app.command("import")
-def import_command(
-    file: Annotated[Path, typer.Argument(help="A traces.jsonl of Verifiers 0.2.")],
-    run: Annotated[str, typer.Option(help="Folder or URL of the new run.", show_default=False)],
-    as_json: JsonOption = False,
-) -> None:
-    """Bring traces that Verifiers wrote into a run. The traces of one task become one group.
-
-    Lines that hold no trace, or one that came before, are left out and named. Exit code: 0 every line imported, 1 some left
-    out, 2 refused.
-    """
-    from rolltape.replay.importer import import_file
-
-    with progress("importing, lines") as tell:
-        done = import_file(file, run, progress=lambda n: tell(n, n) if n % 100 == 0 else None)
-    if as_json:
-        print_json(done.to_dict() | {"path": str(run)})
-    else:
-        out.print(f"{done.traces} traces in {done.groups} groups, {done.tokens:,} tokens → {run}", highlight=False)
-        for line, why in done.skipped:
-            out.print(f"line {line} skipped: {why}", markup=False, highlight=False, soft_wrap=True)
-        for line, trace in done.repeated:
-            out.print(
-                f"line {line} left out: trace {trace} had come before", markup=False, highlight=False, soft_wrap=True
-            )
-    raise typer.Exit(1 if done.skipped or done.repeated else 0)
-
-
 @app.command("convert")
 def convert_command(
     run: Annotated[str, typer.Argument(help="Folder or URL of the run.")],
@@ -199,12 +171,17 @@ def convert_command(
             told=lambda _: tell(next(number)),
         )
     if as_json:
-        files = [{"path": str(file.path), "rollout_id": file.name, "samples": file.samples} for file in written]
+        files = [
+            {"path": str(f.path), "rollout_id": f.name, "samples": f.samples, "warnings": list(f.warnings)}
+            for f in written
+        ]
         print_json({"run": opened.run_id, "files": files})
         return
     for file in written:
         why = "" if file.samples else ": no trace of this step was handed to a trainer (`rolltape verify` counts why)"
         out.print(f"{file.path}: {file.samples} samples{why}", markup=False, highlight=False, soft_wrap=True)
+        for warning in file.warnings:
+            err.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:

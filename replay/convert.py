@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rolltape.replay.branches import Branch, sibling_branches
-from rolltape.replay.checks import check_view
+from rolltape.replay.checks import check_view, rounded
 from rolltape.replay.findings import Finding
 from rolltape.replay.groups import Member, Shared, check_group, members, needed_size, repeated
 from rolltape.replay.options import ConvertOptions
@@ -93,6 +93,7 @@ def convert(
     for batch in batches:
         batch.fill()
     findings.extend(_temperatures(traces, result))
+    findings.extend(rounded(traces))
     return result
 
 

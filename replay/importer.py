@@ -1,167 +1,309 @@
-"""Bringing traces that somebody already has: Verifiers' traces.jsonl into a run.
+"""Bringing traces that somebody already has: Verifiers' files of any release into a run.
 
-Lines are read one by one with `for line in file`, never `splitlines`: a prompt may hold U+2028. Groups are the traces of
-one task, as the files of Verifiers keep no other.
+    files ─► blocks of lines ─► rows, in files of their own ─► groups ─► steps: a Parquet file and a commit each
+             import_sources     import_lines                  here       import_run, import_steps
+
+Memory holds a block for each process, 32 MiB of a step's rows, and about 300 bytes for each trace. What a run has already is
+not taken again; traces that belong to one of its groups are added to that group.
 """
 
 from __future__ import annotations
 
-import json
-import time
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import multiprocessing
+import signal
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
+from rolltape.replay.import_groups import GROUP_BY, GroupBy
+from rolltape.replay.import_lines import Found, Taken, Taker
+from rolltape.replay.import_run import Target, target_at
+from rolltape.replay.import_sources import Block, Cut, Source, blocks, find_sources
+from rolltape.replay.import_steps import Members, write_step
 from rolltape.schema.commits import Commit
-from rolltape.schema.encoding import Row, row_of
-from rolltape.schema.errors import BadInput, RolltapeError, RunConflict
-from rolltape.schema.fields import ROW, SCHEMA_VERSION
-from rolltape.schema.parquet import ROW_GROUP_BYTES, put_once, write_parquet
-from rolltape.schema.paths import Part, RunPaths
-from rolltape.schema.records import Context, Group, Step
-from rolltape.schema.sealed import seal
-from rolltape.schema.storage import AnyPath, place
-from rolltape.schema.table import rows_to_table, with_outcomes
+from rolltape.schema.errors import BadInput
+
+Told = Callable[[Literal["reading", "writing"], int, int | None], None]
+"""Called with what is done of how much: megabytes read (all of them unknown for a pipe), steps written."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+Kind = Literal["skipped", "repeated"]
+
+MOST_NAMED = 1000
+"""Lines that are named; more are only counted."""
+UNKNOWN_RELEASE = "0.2.0"
+"""Records name their release from 0.2.1 on."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """A line, or a trace in it, that was left out."""
+
+    file: str
+    line: int
+    trace: str | None
+    kind: Kind
+    """`skipped`: holds no trace that can be taken. `repeated`: the trace had come before in these files."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"line {self.line} {'skipped' if self.kind == 'skipped' else 'left out'}: {self.why}"
 
 
 @dataclass
 class Imported:
-    """What an import did."""
+    """What an import did. Every line is one of `imported`, `skipped`, `repeated` and `blank`."""
 
     run: str
     lines: int = 0
+    imported: int = 0
+    """Lines of which at least one trace was added."""
+    skipped: int = 0
+    """Lines that hold no trace that can be taken."""
+    repeated: int = 0
+    """Lines whose traces had all come before, in these files or in the run."""
+    blank: int = 0
     traces: int = 0
+    """Traces added."""
+    known: int = 0
+    """Traces that the run had already."""
     groups: int = 0
+    """Groups of the traces added."""
+    joined: int = 0
+    """Those of them that the run had already."""
+    steps: int = 0
+    """Steps written."""
     tokens: int = 0
-    skipped: list[tuple[int, str]] = field(default_factory=list)
-    """(line number, why) of lines that hold no trace."""
-    repeated: list[tuple[int, str]] = field(default_factory=list)
-    """(line number, trace id) of traces that had come before."""
+    """Tokens of the traces added."""
+    releases: dict[str, int] = field(default_factory=dict)
+    """Traces added by release of Verifiers."""
+    rounded: int = 0
+    """Traces added whose log-probs were rounded."""
+    untrained: int = 0
+    """Traces added of agents that are not trained: rows, and in no group."""
+    cut: list[str] = field(default_factory=list)
+    """Compressed files that end, or are damaged, before their end."""
+    left: list[Left] = field(default_factory=list)
+    """What was left out, at most MOST_NAMED."""
+    unnamed: int = 0
+    """How much more was left out."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether every line was imported, or was in the run already."""
+        return not (self.left or self.cut)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return dict(self.__dict__)
+        return asdict(self)
 
 
-def import_file(source: str | Path, run: str | AnyPath, progress: Callable[[int], None] | None = None) -> Imported:
-    """Import a traces.jsonl of Verifiers 0.2.0 as step 0 of a new run; each task's traces are one group.
+def import_files(
+    files: str | Path | Sequence[str | Path],
+    run: str | Path,
+    *,
+    group_by: GroupBy = "auto",
+    strict: bool = False,
+    jobs: int = 1,
+    told: Told = lambda *_: None,
+) -> Imported:
+    """Import files of Verifiers (see `find_sources`) into a new run at `run`, or into one that was imported before.
 
-    A line that is no trace is skipped and named, a trace id that came before is left out and named. Raises BadInput where
-    the file cannot be read or holds no trace at all, RunConflict where `run` is not empty.
+    `group_by`: which traces are one group (see `import_groups`). `jobs`: processes; more than 1 only from a program that may be
+    imported again, as `multiprocessing` asks for. A line that holds no trace is skipped and named; with `strict` it raises
+    BadInput, and nothing is imported. Raises BadInput where a file cannot be read or no trace is found, and RunConflict
+    where `run` holds something else, or another import is at work.
     """
-    source, paths = Path(source), RunPaths(place(run))
-    if paths.root.exists() and (not paths.root.is_dir() or any(paths.root.iterdir())):
-        raise RunConflict(f"{paths.root} is not empty; choose a new folder for the imported run.")
-    result = Imported(uuid.uuid4().hex)
-    groups: dict[Any, list[Row]] = {}
-    seen: set[str] = set()
-    for number, record in _records(source, result):
-        _take(number, record, result, groups, seen)
-        if progress is not None:
-            progress(number)
-    if not result.traces:
-        why = f"; line {result.skipped[0][0]}: {result.skipped[0][1]}" if result.skipped else ""
-        raise BadInput(f"{source}: {result.lines} lines and no Verifiers trace among them{why}.")
-    _write(paths, source, result, list(groups.values()))
+    if group_by not in GROUP_BY:
+        raise BadInput(f"group_by {group_by!r}: expected one of {', '.join(GROUP_BY)}.")
+    if jobs < 1:
+        raise BadInput(f"jobs {jobs}: expected 1 or more.")
+    sources = find_sources([files] if isinstance(files, (str, Path)) else files)
+    with target_at(run) as (target, folder), _processes(jobs) as processes:
+        result = Imported(target.run_id)
+        reader = _Reader(sources, target, result, strict=strict, copied=jobs > 1)
+        processes.start(Taker(folder, sources, group_by, target.known, target.run_id))
+        for taken in processes.each(_take, reader.blocks(told)):
+            reader.add(taken)
+        reader.finish()
+        if result.traces:
+            plans = target.plan(reader.members, reader.files, folder)
+            commits: list[Commit] = []
+            for commit in processes.each(write_step, plans):
+                commits.append(commit)
+                told("writing", len(commits), len(plans))
+            result.steps = len(commits)
+            target.commit(commits, sources, group_by, reader.model)
     return result
 
 
-def _records(source: Path, result: Imported) -> Iterator[tuple[int, Any]]:
-    """(line number, record) of each line that is JSON."""
+class _Reader:
+    """Puts together what the blocks hold: every trace once, in its group."""
+
+    def __init__(
+        self, sources: Sequence[Source], target: Target, result: Imported, *, strict: bool, copied: bool
+    ) -> None:
+        self.sources, self.target, self.result, self.strict, self.copied = sources, target, result, strict, copied
+        self.seen: set[str] = set()
+        self.members: dict[bytes, Members] = {}
+        self.files: dict[int, Path] = {}
+        self.cuts: deque[tuple[int, str]] = deque()
+        self.lines = [0] * len(sources)
+        self.releases: Counter[str] = Counter()
+        self.models: set[str | None] = set()
+
+    @property
+    def model(self) -> str | None:
+        """The model that sampled every trace, where it is one."""
+        return next(iter(self.models)) if len(self.models) == 1 else None
+
+    def blocks(self, told: Told) -> Iterator[Block]:
+        """The blocks of all sources, in order."""
+        sizes = [source.bytes for source in self.sources]
+        total = None if None in sizes else sum(size or 0 for size in sizes) >> 20
+        before = 0
+        for number, source in enumerate(self.sources):
+            try:
+                for block in blocks(number, source, copied=self.copied):
+                    yield block
+                    told("reading", before + block.read >> 20, total)
+            except Cut as cut:
+                self.cuts.append((number, str(cut)))
+            before += sizes[number] or 0
+
+    def add(self, taken: Taken) -> None:
+        """Count what a block holds, and place its traces."""
+        result, source = self.result, taken.source
+        left: list[tuple[int, str | None, Kind, str]] = [
+            (line, trace, "skipped", why) for line, trace, why in taken.skipped
+        ]
+        added: set[int] = set()
+        for found in taken.found:
+            if found.trace_id in self.seen:
+                left.append((found.line, found.trace_id, "repeated", f"trace {found.trace_id} had come before"))
+            elif self._place(found):
+                added.add(found.line)
+        for line, trace, kind, why in sorted(left, key=itemgetter(0)):
+            self._leave(Left(self.sources[source].name, self.lines[source] + line, trace, kind, why))
+        skipped = {line for line, _, _ in taken.skipped}
+        told = skipped | {found.line for found in taken.found}
+        result.lines += taken.lines
+        result.blank += taken.blank
+        result.imported += len(added)
+        result.skipped += len(skipped - added)
+        result.repeated += len(told - skipped - added)
+        self.lines[source] += taken.lines
+        if taken.file is not None:
+            self.files[len(self.files)] = taken.file
+
+    def _place(self, found: Found) -> bool:
+        """Put a trace into its group; False where the run has it already."""
+        result = self.result
+        self.seen.add(found.trace_id)
+        if found.row < 0:
+            result.known += 1
+            return False
+        group = self.members.get(found.group)
+        if group is None:
+            group = Members(self.target.index_of(found.group), found.group, trained=found.trained)
+            self.members[found.group] = group
+        group.add(len(self.files), found.row, found.bytes, found.tokens, found.rollouts)
+        result.traces += 1
+        result.tokens += found.tokens
+        result.rounded += found.rounded
+        result.untrained += not found.trained
+        self.releases[found.release or UNKNOWN_RELEASE] += 1
+        self.models.add(found.model)
+        return True
+
+    def _leave(self, left: Left) -> None:
+        if self.strict and left.kind == "skipped":
+            raise BadInput(f"{left.file}: line {left.line}: {left.why} (strict is set, so nothing was imported).")
+        if len(self.result.left) < MOST_NAMED:
+            self.result.left.append(left)
+        else:
+            self.result.unnamed += 1
+
+    def finish(self) -> None:
+        """Sum up. Raises BadInput where nothing was found, or strict is set and a file was cut."""
+        result, names = self.result, ", ".join(source.name for source in self.sources)
+        for source, why in self.cuts:
+            sentence = f"{self.sources[source].name}: line {self.lines[source]} is the last that was read; {why}"
+            if self.strict:
+                raise BadInput(f"{sentence} (strict is set, so nothing was imported).")
+            result.cut.append(sentence)
+        if not self.seen:
+            first = next((left for left in result.left), None)
+            why = f"; line {first.line}: {first.why}" if first else f"; {result.cut[0]}" if result.cut else ""
+            raise BadInput(f"{names}: {result.lines} lines and no Verifiers trace among them{why}.")
+        result.groups = len(self.members)
+        result.joined = sum(self.target.has(group.index) for group in self.members.values())
+        result.releases = dict(sorted(self.releases.items()))
+
+
+# -- processes
+
+
+_taker: Taker | None = None
+
+
+def _begin(taker: Taker) -> None:
+    """What a process does first. An interrupt is the parent's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _set(taker)
+
+
+def _set(taker: Taker) -> None:
+    global _taker
+    _taker = taker
+
+
+def _take(block: Block) -> Taken:
+    assert _taker is not None
+    return _taker.take(block)
+
+
+class _Processes:
+    """This process, or several."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+        self.pool: ProcessPoolExecutor | None = None
+
+    def start(self, taker: Taker) -> None:
+        """Let every process know what to take."""
+        if self.jobs == 1:
+            _set(taker)
+        else:
+            spawn = multiprocessing.get_context("spawn")  # a fork would copy locks that Arrow's threads hold
+            self.pool = ProcessPoolExecutor(self.jobs, spawn, _begin, (taker,))
+
+    def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """`function` of every item, in order; a few items ahead where there are several processes."""
+        if self.pool is None:
+            yield from map(function, items)
+            return
+        waiting: deque[Future[R]] = deque()
+        for item in items:
+            waiting.append(self.pool.submit(function, item))
+            if len(waiting) > self.jobs:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+@contextmanager
+def _processes(jobs: int) -> Iterator[_Processes]:
+    processes = _Processes(jobs)
     try:
-        with source.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                result.lines = number
-                if not line.strip():
-                    continue
-                try:
-                    yield number, json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    result.skipped.append((number, f"no JSON ({error})"))
-    except FileNotFoundError:
-        raise BadInput(f"{source}: no such file; expected Verifiers' traces.jsonl.") from None
-    except OSError as error:
-        raise BadInput(f"{source}: cannot be read ({error.strerror}); expected Verifiers' traces.jsonl.") from error
-
-
-def _take(number: int, record: Any, result: Imported, groups: dict[Any, list[Row]], seen: set[str]) -> None:
-    if not isinstance(record, dict):
-        result.skipped.append((number, f"a JSON {type(record).__name__}; expected an object"))
-        return
-    trace, task = record.get("id"), record.get("task")
-    if "traces" in record or not isinstance(task, dict):
-        what = "an Episode line of Verifiers 0.3.0 or later" if "traces" in record else "no task"
-        result.skipped.append((number, f"{what}; expected a trace of Verifiers 0.2"))
-        return
-    if not isinstance(trace, str):
-        result.skipped.append((number, f"trace id {trace!r}; expected text"))
-        return
-    if trace in seen:
-        result.repeated.append((number, trace))
-        return
-    data = task.get("data")
-    data = data if isinstance(data, dict) else {}
-    key = (str(task.get("type")), json.dumps(data if data.get("idx") is None else data["idx"], sort_keys=True))
-    members = groups.get(key, [])
-    group = members[0].values["group_index"] if members else len(groups)
-    context = Context(run=result.run, writer="import", group_index=group, rollout_index=len(members))
-    try:
-        members.append(row_of(record, context))
-    except (RolltapeError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        result.skipped.append((number, f"cannot be taken apart ({error})"))
-        return
-    seen.add(trace)
-    groups[key] = members
-    result.traces += 1
-    result.tokens += members[-1].values["num_tokens"]
-
-
-def _write(paths: RunPaths, source: Path, result: Imported, groups: list[list[Row]]) -> None:
-    result.groups = len(groups)
-    now = time.time()
-    info = {
-        "run": result.run,
-        "schema": ".".join(map(str, SCHEMA_VERSION)),
-        "model": None,
-        "tokenizer": None,
-        "taskset": None,
-        "created_at": now,
-    }
-    attempt = {"attempt": 0, "start_step": 0, "started_at": now, "settings": {"imported": source.name}, "versions": {}}
-    part = Part("train", 0, 0, "import")
-    file = write_parquet(paths.parquet(part), (with_outcomes(rows_to_table(c), []) for c in _chunks(groups)))
-    records = [_group(i, rows) for i, rows in enumerate(groups)]
-    step = Step(writer="import", started_at=now, ended_at=time.time())
-    sums = {"tokens": result.tokens}
-    commit = Commit(
-        part=part, file=file, groups=records, step=step, sums=sums, fingerprint=ROW.fingerprint, written_at=now
-    )
-    put_once(paths.commit(part), commit.to_bytes())
-    put_once(paths.attempt(0), seal(attempt))
-    put_once(paths.run, seal(info))  # last: before it there is no run
-
-
-def _group(index: int, rows: list[Row]) -> Group:
-    records = [
-        {
-            "id": r.values["trace_id"],
-            "task": {"data": {"idx": r.values["task_idx"]}, "key": r.values["task_key"]},
-            "rewards": r.values["rewards"],
-        }
-        for r in rows
-    ]
-    return Group.from_records(records, expected_size=len(rows), group_index=index)
-
-
-def _chunks(groups: list[list[Row]]) -> Iterator[list[Row]]:
-    chunk: list[Row] = []
-    size = 0
-    for row in (r for rows in groups for r in rows):
-        if chunk and size + row.nbytes > ROW_GROUP_BYTES:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(row)
-        size += row.nbytes
-    yield chunk
+        yield processes
+    finally:
+        if processes.pool is not None:
+            processes.pool.shutdown(cancel_futures=True)

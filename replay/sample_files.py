@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class Written:
     name: str
     """The rollout id in its name."""
     samples: int
+    warnings: tuple[str, ...] = ()
+    """What is to be known of all of them."""
 
 
 def write_samples(
@@ -57,14 +59,23 @@ def write_samples(
     paths = _paths(run, pattern, names, overwrite)
     result = []
     for step in found:
-        samples = (s for batch in batches(run, step) for s in batch.samples)
-        result.append(_written(write, paths[str(step)], str(step), samples))
+        warnings: list[str] = []
+        samples = _step_samples(run, step, warnings)
+        written = _written(write, paths[str(step)], str(step), samples)
+        result.append(replace(written, warnings=tuple(warnings)))
         told(result[-1])
     for step, commits in recalled.items():
         samples = (s for commit in commits for s in _evaluation_samples(run, commit))
         result.append(_written(write, paths[f"eval_{step}"], f"eval_{step}", samples))
         told(result[-1])
     return result
+
+
+def _step_samples(run: Run, step: int, warnings: list[str]) -> Iterator[Sample]:
+    """The Samples of a step; what is to be known of all of them goes to `warnings`."""
+    for batch in batches(run, step):
+        warnings += map(str, batch.warnings)
+        yield from batch.samples
 
 
 def _evaluation_steps(run: Run, steps: Sequence[int] | None) -> dict[int, list[Commit]]:

@@ -22,7 +22,7 @@ COLUMNS = (
     *("token_ids", "sampled", "is_content", "logprobs"),
     *("node_parent", "node_role", "node_content", "node_parts", "node_tokens", "node_sampled", "node_finish_reason"),
     *("node_timestamp", "node_prompt_tokens", "node_completion_tokens", "node_cached_tokens", "node_raw"),
-    *("num_tokens", "num_branches"),
+    *("num_tokens", "num_branches", "logprob_decimals"),
 )
 """Columns that checks and conversion read; `read_parquet(path, COLUMNS)` saves the rest."""
 

@@ -22,8 +22,7 @@ _USAGE = ("prompt_tokens", "completion_tokens", "cached_input_tokens", "reasonin
 
 def text_keys(mapping: Mapping[Any, Any] | Sequence[Any]) -> Iterable[str]:
     """The keys; raises TypeError where one is no text."""
-    if not all(isinstance(key, str) for key in mapping):
-        raise TypeError("a key is no text")
+    "".join(mapping)  # raises; the fastest way to look at every key
     return mapping
 
 
@@ -86,7 +85,7 @@ class Nodes:
         }
         if not all(_EXPECTED[name].issuperset(map(type, column)) for name, column in columns.items()):
             return False
-        if not all(jsontext.is_clean(x) for name in _TEXTS for x in columns[name] if x is not None):
+        if not all(jsontext.is_clean("".join(filter(None, columns[name]))) for name in _TEXTS):
             return False
         if not all(p is None or p in INT32 for p in columns["node_parent"]):
             return False

@@ -110,23 +110,6 @@ def test_a_damaged_file_is_named_with_exit_code_1(rolltape: Run, tmp_path: Path,
     assert out.splitlines()[-1].startswith("1 findings")
 
 
-def test_lines_that_hold_no_trace_are_named_with_exit_code_1(rolltape: Run, tmp_path: Path) -> None:
-    lines = [json.dumps(turn(id="a")), "{", json.dumps(turn(id="a"))]
-    (tmp_path / "t.jsonl").write_text("\n".join(lines))
-    code, out, _ = rolltape("import", tmp_path / "t.jsonl", "--run", tmp_path / "run")
-    assert code == 1
-    assert "line 2 skipped: no JSON" in out
-    assert "line 3 left out: trace a had come before" in out
-    code, out, _ = rolltape("import", tmp_path / "t.jsonl", "--run", tmp_path / "other", "--json")
-    report = json.loads(out)
-    assert (code, report["traces"], report["lines"], report["repeated"]) == (1, 1, 3, [[3, "a"]])
-
-
-def test_a_trace_that_came_before_alone_makes_exit_code_1(rolltape: Run, tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text("\n".join([json.dumps(turn())] * 2))
-    assert rolltape("import", tmp_path / "t.jsonl", "--run", tmp_path / "run")[0] == 1
-
-
 # -- what is refused
 
 
@@ -144,7 +127,7 @@ def test_a_trace_that_came_before_alone_makes_exit_code_1(rolltape: Run, tmp_pat
         (("import", "{tmp}/nothing", "--run", "{tmp}/new"), "no such file"),
         (("import", "{tmp}/empty", "--run", "{tmp}/new"), "0 lines and no Verifiers trace"),
         (("import", "{tmp}/file", "--run", "{tmp}/new"), "no Verifiers trace among them; line 1: no JSON"),
-        (("import", "{tmp}/file", "--run", "{tmp}/run"), "is not empty; choose a new folder"),
+        (("import", "{tmp}/file", "--run", "{tmp}/run"), "is a recorded run, and only imported ones take more"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(

@@ -16,7 +16,7 @@ import pytest
 from replay_build import TRACES, put_attempt, put_run, put_step, reply, said, trace, turn
 
 from rolltape.replay import cli
-from rolltape.replay.importer import import_file
+from rolltape.replay.importer import import_files
 from rolltape.replay.listing import list_runs
 from rolltape.schema.errors import RunNotFound
 from rolltape.schema.paths import Part, RunPaths
@@ -86,7 +86,7 @@ def test_groups_that_were_not_scored_whole_do_not_count_as_zero(tmp_path: Path) 
 
 
 def test_tokens_are_those_the_commits_count(tmp_path: Path) -> None:
-    done = import_file(TRACES / "0.2.0" / "group_rewards.jsonl", tmp_path / "run")
+    done = import_files(TRACES / "0.2.0" / "group_rewards.jsonl", tmp_path / "run")
     put_run(tmp_path / "other")
     put_step(tmp_path / "other", 0, [turn()])
     tokens = {r.name: r.tokens for r in list_runs(tmp_path).runs}

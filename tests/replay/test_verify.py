@@ -27,7 +27,7 @@ from replay_build import (
 )
 
 from rolltape.replay import ConvertOptions, Expectations, Finding, convert, digest, finish, open_run, outcomes_of
-from rolltape.replay.importer import import_file
+from rolltape.replay.importer import import_files
 from rolltape.replay.verify import Verification, verify
 from rolltape.schema import Outcome, Step, encode
 from rolltape.schema.parquet import put_bytes
@@ -409,7 +409,7 @@ def test_expected_group_sums_hold_for_recorded_code_golf(tmp_path: Path) -> None
 def test_surplus_rollouts_of_an_imported_task_are_reported(tmp_path: Path) -> None:
     lines = [json.dumps(turn(id=str(i), idx=i // 6)) for i in range(10)]
     (tmp_path / "traces.jsonl").write_text("\n".join(lines))
-    import_file(tmp_path / "traces.jsonl", tmp_path / "run")
+    import_files(tmp_path / "traces.jsonl", tmp_path / "run")
     found = check_run(tmp_path / "run", group_size=4).findings
     assert [(f.code, f.group_index, f.expected, f.found) for f in found] == [("expected_group_size", 0, 4, 6)]
 

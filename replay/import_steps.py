@@ -1,0 +1,192 @@
+"""From rows that lie anywhere to the steps of a run, each a Parquet file of whole groups.
+
+A step is as many groups, in the order in which they first came, as fit into STEP_BYTES: conversion and checks hold one step
+in memory. Trainers' steps are larger or smaller; an import does not know them.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rolltape.replay.import_lines import read_rows
+from rolltape.schema.commits import Commit
+from rolltape.schema.fields import ROW, TRACE
+from rolltape.schema.parquet import write_parquet
+from rolltape.schema.paths import Part, RunPaths
+from rolltape.schema.records import Group, Step
+
+STEP_BYTES = 128 << 20
+"""Rows of a step in memory, as `Row.nbytes` counts them: about 9 million tokens."""
+PIECE_BYTES = 32 << 20
+"""Rows that are put together at a time, and a row group of the file."""
+
+
+@dataclass(slots=True)
+class Members:
+    """A group on its way into the run."""
+
+    index: int
+    """Its group_index."""
+    key: bytes
+    trained: bool = True
+    """Whether it is a group for the converter; traces of an agent that is not trained are rows without a group record."""
+    rollouts: int = 0
+    """Size it should have, where that is known."""
+    bytes: int = 0
+    tokens: int = 0
+    places: array[int] = field(default_factory=lambda: array("q"))
+    """File and row of each trace, as `file << 32 | row`, in the order in which they came."""
+
+    def add(self, file: int, row: int, size: int, tokens: int, rollouts: int) -> None:
+        """Add a trace of `size` bytes; `rollouts` are those its group should have."""
+        self.places.append(file << 32 | row)
+        self.bytes += size
+        self.tokens += tokens
+        self.rollouts = max(self.rollouts, rollouts)
+
+    def extend(self, other: Members) -> None:
+        """Add the traces of another part of the same group."""
+        self.places.extend(other.places)
+        self.bytes += other.bytes
+        self.tokens += other.tokens
+        self.rollouts = max(self.rollouts, other.rollouts)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One step to write."""
+
+    run: str
+    paths: RunPaths
+    part: Part
+    groups: Sequence[Members]
+    files: Mapping[int, Path]
+    """The files that rows of the step lie in, by number."""
+
+
+def into_steps(groups: Sequence[Members]) -> Iterator[list[Members]]:
+    """Groups in order, cut into steps."""
+    step: list[Members] = []
+    size = 0
+    for group in groups:
+        if step and size + group.bytes > STEP_BYTES:
+            yield step
+            step, size = [], 0
+        step.append(group)
+        size += group.bytes
+    if step:
+        yield step
+
+
+def write_step(plan: Plan) -> Commit:
+    """Write the Parquet file of a step. Returns the commit, which is not put yet."""
+    began = time.time()
+    records: list[Group] = []
+    file = write_parquet(plan.paths.parquet(plan.part), _tables(plan, records))
+    return Commit(
+        part=plan.part,
+        file=file,
+        groups=records,
+        step=Step(
+            split=plan.part.split,
+            step=plan.part.step,
+            attempt=plan.part.attempt,
+            writer=plan.part.writer,
+            started_at=began,
+            ended_at=time.time(),
+        ),
+        sums={
+            "tokens": sum(g.tokens for g in plan.groups),
+            "group_keys": {str(g.index): g.key.hex() for g in plan.groups},
+        },
+        fingerprint=ROW.fingerprint,
+        written_at=time.time(),
+    )
+
+
+def _tables(plan: Plan, records: list[Group]) -> Iterator[pa.Table]:
+    """The rows of a step, group by group, about PIECE_BYTES at a time; their group records are put into `records`."""
+    for piece in _pieces(plan.groups):
+        table = _gather(np.concatenate([group.places for group in piece]), plan.files)
+        table = _placed(table, plan, piece)
+        records += _records(table, piece, plan.part)
+        yield table
+
+
+def _pieces(groups: Sequence[Members]) -> Iterator[list[Members]]:
+    piece: list[Members] = []
+    size = 0
+    for group in groups:
+        if piece and size + group.bytes > PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(group)
+        size += group.bytes
+    yield piece
+
+
+def _gather(places: npt.NDArray[np.int64], files: Mapping[int, Path]) -> pa.Table:
+    """The rows at `places`, in that order. Each file is opened once."""
+    order = np.argsort(places)
+    sorted_places = places[order]
+    begins = np.flatnonzero(np.diff(sorted_places >> 32, prepend=-1))
+    parts = [_rows(files[int(p[0] >> 32)], p & 0xFFFFFFFF) for p in np.split(sorted_places, begins[1:])]
+    table = pa.Table.from_batches(parts)
+    return table if (order[1:] > order[:-1]).all() else table.take(pa.array(np.argsort(order)))
+
+
+def _rows(file: Path, rows: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    batch, first, n = read_rows(file), int(rows[0]), len(rows)
+    return batch.slice(first, n) if int(rows[-1]) - first + 1 == n else batch.take(pa.array(rows))
+
+
+def _placed(table: pa.Table, plan: Plan, groups: Sequence[Members]) -> pa.Table:
+    """`table` with the columns that say where in the run its rows are."""
+    sizes = [len(g.places) for g in groups]
+    part, n = plan.part, table.num_rows
+    columns = {
+        "run": pa.repeat(pa.scalar(plan.run), n),
+        "split": pa.repeat(pa.scalar(part.split), n),
+        "step": np.full(n, part.step, np.int64),
+        "attempt": np.full(n, part.attempt, np.int32),
+        "writer": pa.repeat(pa.scalar(part.writer), n),
+        "group_index": np.repeat([g.index for g in groups], sizes).astype(np.int64),
+        "rollout_index": np.concatenate([np.arange(size, dtype=np.int32) for size in sizes]),
+    }
+    for name, values in columns.items():
+        i = table.schema.get_field_index(name)
+        table = table.set_column(i, TRACE.by_name[name].arrow.remove_metadata(), pa.array(values))
+    return table
+
+
+def _records(table: pa.Table, groups: Sequence[Members], part: Part) -> Iterator[Group]:
+    names = ("trace_id", "task_idx", "task_key", "rewards")
+    rows = table.select(list(names)).to_pylist(maps_as_pydicts="strict")
+    start = 0
+    for group in groups:
+        members = rows[start : start + len(group.places)]
+        start += len(group.places)
+        if group.trained:
+            yield _record(group, members, part)
+
+
+def _record(group: Members, rows: Sequence[dict[str, Any]], part: Part) -> Group:
+    records = [
+        {
+            "id": row["trace_id"],
+            "task": {"data": {"idx": row["task_idx"]}, "key": row["task_key"]},
+            "rewards": row["rewards"],
+        }
+        for row in rows
+    ]
+    size = max(len(rows), group.rollouts)
+    return Group.from_records(records, expected_size=size, group_index=group.index, split=part.split, step=part.step)

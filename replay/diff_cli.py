@@ -44,7 +44,8 @@ def diff(
 
     Bounds make a gate for CI. NUMBER is absolute, or with % a share of A's value; names are those of the table:
 
-        rolltape diff runs/main runs/branch --max-drop reward=0.05 --max-rise error_rate=0.01 --max-rise tokens=10%
+        rolltape diff runs/main runs/branch --max-drop reward=0.05
+        rolltape diff runs/main runs/branch --max-rise tokens=10%
 
     Exit code: 0 compared, 1 a bound does not hold, 2 refused.
     """

@@ -21,7 +21,7 @@ from rolltape.schema.commits import Commit
 _COUNTS = ("num_tokens", "num_turns", "num_branches")
 _SETTINGS = ("model", "tokenizer", "sampling", "renderer", "verifiers_version")
 _COLUMNS = (*COLUMNS, *_COUNTS, *_SETTINGS, "metrics")
-_ELSEWHERE = ("run", "environment.uuid")
+_ELSEWHERE = ("run",)
 """Recorded settings that say where a run lies, not how it was recorded."""
 
 IDENTITY = ("model", "tokenizer", "taskset")

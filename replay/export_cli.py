@@ -48,8 +48,8 @@ def export(
 
     Examples:
 
-        rolltape export demo-run --format verifiers --out exported/traces.jsonl
-        rolltape export demo-run --format hf --out conversations.parquet --step 0 --step 1
+        rolltape export demo-run --format verifiers --out out/traces.jsonl
+        rolltape export demo-run --format hf --out chats.parquet --step 0
 
     Exit code: 0 written, 2 refused.
     """

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -28,8 +30,10 @@ from rolltape.replay.run import Run
 from rolltape.replay.whole import check_targets, whole_file
 from rolltape.schema.commits import Commit
 from rolltape.schema.decoding import decode
+from rolltape.schema.episodes import Episode, episode_of, line_of
 from rolltape.schema.errors import BadInput
 from rolltape.schema.fields import TRACE
+from rolltape.schema.records import as_mapping
 
 Record = dict[str, Any]
 
@@ -43,6 +47,7 @@ PROMPT = "`prompt: null` put back, which Verifiers 0.2 leaves out and then asks 
 UNSCORED = "rewards or metrics that are null left out, as Verifiers 0.2 reads numbers only"
 ARRAYS = "raw arrays (routed experts, image data) left out, as Verifiers keeps them out of its lines"
 OWN_EPISODE = "an Episode of its own, with the trace's id, as the run holds none"
+INCOMPLETE = "their Episode held more traces than the chosen steps do"
 
 
 def write_verifiers(
@@ -61,12 +66,12 @@ def write_verifiers(
     check_targets(run, paths.values(), overwrite)
     result, done, total = Exported(), 0, counts.total()
     with ExitStack() as stack:
-        files = {release: _Lines(stack, path) for release, path in paths.items()}
-        for release, record in _records(run, commits):
-            files[release].write(_line(record, release, result))
-            done += 1
+        files = {release: _File(stack, path) for release, path in paths.items()}
+        for release, line, traces in _lines(_records(run, commits), result):
+            files[release].write(_json(line, result), traces)
+            done += traces
             told(done, total)
-    result.files = [ExportedFile(file.path, file.count, file.count) for file in files.values()]
+    result.files = [ExportedFile(file.path, file.traces, file.lines) for file in files.values()]
     configs = (write_config(run, commits, path, release) for release, path in paths.items())
     result.configs = [path for path in configs if path is not None]
     return result
@@ -100,22 +105,35 @@ def _paths(pattern: str, counts: Counter[str]) -> dict[str, Path]:
         raise BadInput(f"{pattern!r} is no pattern ({error}); write braces only around release.") from error
     if fields - {"release"}:
         raise BadInput(f"{pattern!r} holds {sorted(fields - {'release'})}; the only field is {{release}}.")
+    if any(spec or how for _, name, spec, how in string.Formatter().parse(pattern) if name is not None):
+        raise BadInput(f"{pattern!r} formats a field; write {{release}} as it is.")
     if len(counts) > 1 and not fields:
         found = ", ".join(f"{n} of {release}" for release, n in sorted(counts.items()))
         raise BadInput(
             f"the run holds traces of several Verifiers releases ({found}), and none reads the lines of another; write "
             "{release} into the name, such as 'traces-{release}.jsonl', for a file each."
         )
-    return {release: Path(pattern.format(release=release)) for release in sorted(counts)}
+    paths = {release: Path(pattern.format(release=_safe(release))) for release in sorted(counts)}
+    if len(set(paths.values())) < len(paths):
+        raise BadInput(
+            f"the releases {', '.join(map(repr, paths))} would share a file, as not every character is taken."
+        )
+    return paths
 
 
-def _records(run: Run, commits: Sequence[Commit]) -> Iterator[tuple[str, Record]]:
-    """(release, record) of each row, in the run's order."""
+def _safe(release: str) -> str:
+    """A release as a part of a name: what traces say of themselves must not choose another folder."""
+    return re.sub(r"^\.+|[^A-Za-z0-9.+-]", "_", release)
+
+
+def _records(run: Run, commits: Sequence[Commit]) -> Iterator[tuple[str, Episode | None, Record]]:
+    """(release, Episode it came in, record) of each row, in the run's order."""
     for commit in commits:
         for table in run.part_batches(commit, TRACE.arrow.names):
             for piece in _pieces(table):
-                versions = piece.column("verifiers_version").to_pylist()
-                yield from zip(map(release_of, versions), decode(piece), strict=True)
+                releases = map(release_of, piece.column("verifiers_version").to_pylist())
+                episodes = map(episode_of, piece.column("extra").to_pylist())
+                yield from zip(releases, episodes, decode(piece), strict=True)
 
 
 def _pieces(table: pa.Table) -> Iterator[pa.Table]:
@@ -129,17 +147,61 @@ def _pieces(table: pa.Table) -> Iterator[pa.Table]:
     yield table.slice(start)
 
 
-def _line(record: Record, release: str, result: Exported) -> bytes:
-    if not writes_episodes(release):
-        _make_readable(record, result)
-        return _json(record, result)
-    result.note(OWN_EPISODE)
-    return _json(_episode(record), result)
+def _lines(rows: Iterator[tuple[str, Episode | None, Record]], result: Exported) -> Iterator[tuple[str, Record, int]]:
+    """(release, line, traces in it). An Episode of several traces waits until the last of them has come."""
+    waiting: dict[Any, _Parts] = {}
+    for release, episode, record in rows:
+        if episode is None or episode.traces == 1:
+            yield release, _alone(record, episode, release, result), 1
+            continue
+        key = (release, episode.id, episode.traces)
+        if key in waiting and episode.index in waiting[key].records:
+            yield waiting.pop(key).line(result)
+        parts = waiting.setdefault(key, _Parts(release))
+        parts.records[episode.index] = episode, record
+        if len(parts.records) == episode.traces:
+            yield waiting.pop(key).line(result)
+    for parts in waiting.values():
+        yield parts.line(result)
+
+
+@dataclass
+class _Parts:
+    """The traces of an Episode that have come."""
+
+    release: str
+    records: dict[int, tuple[Episode, Record]] = field(default_factory=dict)
+    """By their place in the Episode."""
+
+    def line(self, result: Exported) -> tuple[str, Record, int]:
+        episodes, records = zip(*(self.records[i] for i in sorted(self.records)), strict=True)
+        first: Episode = episodes[0]
+        result.note(INCOMPLETE, len(records) if len(records) < first.traces else 0)
+        return self.release, line_of(first, records), len(records)
+
+
+def _alone(record: Record, episode: Episode | None, release: str, result: Exported) -> Record:
+    """The line of a trace that shares none."""
+    if episode is not None:
+        return line_of(episode, [record])
+    if writes_episodes(release):
+        result.note(OWN_EPISODE)
+        ok = record.get("ok", not record.get("errors"))
+        return {
+            "id": record["id"],
+            "env": {"id": ""},
+            "task": record["task"],
+            "ok": ok,
+            "errors": [],
+            "traces": [record],
+        }
+    _make_readable(record, result)
+    return record
 
 
 def _make_readable(record: Record, result: Exported) -> None:
     """Change what the reader of Verifiers 0.2 refuses though its writer wrote it."""
-    data = (record.get("task") or {}).get("data")
+    data = as_mapping(record.get("task")).get("data")
     if isinstance(data, dict) and "prompt" not in data:
         data["prompt"] = None
         result.note(PROMPT)
@@ -152,19 +214,13 @@ def _make_readable(record: Record, result: Exported) -> None:
     result.note(UNSCORED, null)
 
 
-def _episode(record: Record) -> Record:
-    """An Episode of one trace, in the fields that every release with Episodes reads."""
-    ok = record.get("ok", not record.get("errors"))
-    return {"id": record["id"], "env": {"id": ""}, "task": record["task"], "ok": ok, "errors": [], "traces": [record]}
-
-
 def _json(line: Record, result: Exported) -> bytes:
     """`line` as ASCII JSON: U+2028 and halves of surrogates are escaped."""
     try:
         text = _JSON.encode(line)
     except TypeError:  # raw arrays
         for record in line.get("traces", [line]):
-            for node in record["nodes"]:
+            for node in record.get("nodes", ()):
                 for key in _RAW:
                     node.pop(key, None)
         result.note(ARRAYS)
@@ -172,11 +228,11 @@ def _json(line: Record, result: Exported) -> bytes:
     return text.encode("ascii") + b"\n"
 
 
-class _Lines:
+class _File:
     """A file of lines that appears when the stack it is entered on ends well."""
 
     def __init__(self, stack: ExitStack, path: Path) -> None:
-        self.path, self.count = path, 0
+        self.path, self.lines, self.traces = path, 0, 0
         part = stack.enter_context(whole_file(path))
         if path.suffix == ".gz":
             opened: Any = gzip.open(part, "wb", compresslevel=6)  # noqa: SIM115
@@ -186,7 +242,7 @@ class _Lines:
             opened = part.open("wb")
         self.file: BinaryIO = stack.enter_context(cast(BinaryIO, opened))
 
-    def write(self, line: bytes) -> None:
-        """Append a line."""
+    def write(self, line: bytes, traces: int) -> None:
+        """Append a line that holds so many traces."""
         self.file.write(line)
-        self.count += 1
+        self.lines, self.traces = self.lines + 1, self.traces + traces

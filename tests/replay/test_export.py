@@ -91,6 +91,7 @@ def test_steps_and_splits_are_chosen(
         (["--out", "x.txt"], "Verifiers' lines go to a file that ends in .jsonl"),
         (["--out", "{step}.jsonl"], "the only field is {release}"),
         (["--out", "{release.jsonl"], "is no pattern"),
+        (["--out", "{release:.1}.jsonl"], "formats a field"),
     ],
 )
 def test_what_cannot_be_written_is_refused_in_a_sentence(

@@ -21,13 +21,14 @@ from rolltape.replay.export import Exported
 from rolltape.replay.export_config import toml, write_config
 from rolltape.replay.export_verifiers import (
     ARRAYS,
+    INCOMPLETE,
     PROMPT,
     UNSCORED,
     _pieces,
     write_verifiers,
     writes_episodes,
 )
-from rolltape.schema import ROW, Context, Step, decode, encode
+from rolltape.schema import ROW, TRACE, Context, Step, decode, encode
 from rolltape.schema.errors import BadInput
 from rolltape.schema.parquet import put_once
 from rolltape.schema.paths import Part, RunPaths
@@ -110,6 +111,51 @@ def test_import_of_an_export_is_the_identity_on_rows(tmp_path: Path) -> None:
             assert str(a.column(name).to_pylist()) == str(b.column(name).to_pylist()), name
 
 
+@pytest.mark.parametrize("release", ["0.2.1", "0.3.0", "0.4.0"])
+@pytest.mark.parametrize("scenario", ["single_turn", "multi_branch"])
+def test_lines_and_rows_of_later_releases_come_back_whole(release: str, scenario: str, tmp_path: Path) -> None:
+    source = TRACES / release / f"{scenario}.jsonl"
+    brought_in(source, tmp_path / "a")
+    done = export(tmp_path / "a", tmp_path / "x.jsonl")
+    assert sorted(map(json.dumps, lines(tmp_path / "x.jsonl"))) == sorted(map(json.dumps, lines(source)))
+    assert done.notes == {}
+    brought_in(tmp_path / "x.jsonl", tmp_path / "b")
+    a, b = (open_run(tmp_path / name).table() for name in "ab")
+    for name in (n for n in ROW.arrow.names if n != "run"):
+        assert str(a.column(name).to_pylist()) == str(b.column(name).to_pylist()), name
+
+
+def episodes() -> list[Record]:
+    """Three Episode lines: of one trace, of two whose tasks differ, of one."""
+    found = lines(TRACES / "0.4.0" / "single_turn.jsonl")
+    found[1]["traces"].append(found.pop(3)["traces"][0])
+    assert found[1]["traces"][0]["task"] != found[1]["traces"][1]["task"]
+    return found
+
+
+def test_an_episode_of_several_traces_is_one_line_again_though_its_rows_lie_apart(tmp_path: Path) -> None:
+    (tmp_path / "s.jsonl").write_text("".join(json.dumps(line) + "\n" for line in episodes()))
+    brought_in(tmp_path / "s.jsonl", tmp_path / "run")
+    done = export(tmp_path / "run", tmp_path / "x.jsonl")
+    assert [(f.lines, f.traces) for f in done.files] == [(3, 4)]
+    assert sorted(map(json.dumps, lines(tmp_path / "x.jsonl"))) == sorted(map(json.dumps, episodes()))
+
+
+def test_an_episode_that_is_not_all_there_is_written_with_what_is(tmp_path: Path) -> None:
+    whole = episodes()
+    (tmp_path / "s.jsonl").write_text(json.dumps(whole[1]) + "\n")
+    brought_in(tmp_path / "s.jsonl", tmp_path / "all")
+    rows = open_run(tmp_path / "all").table(columns=TRACE.arrow.names)
+    put_run(tmp_path / "part")
+    put_part(tmp_path / "part", Part("train", 0, 0, "main"), rows.slice(1, 1), [], [], Step())
+    done = export(tmp_path / "part", tmp_path / "x.jsonl")
+    [line] = lines(tmp_path / "x.jsonl")
+    [kept] = line["traces"]
+    assert kept in whole[1]["traces"]
+    assert {k: v for k, v in line.items() if k != "traces"} == {k: v for k, v in whole[1].items() if k != "traces"}
+    assert done.notes == {INCOMPLETE: 1}
+
+
 # -- what Verifiers' reader refuses though its writer wrote it
 
 
@@ -166,6 +212,15 @@ def test_a_mix_of_releases_is_refused_or_goes_to_a_file_each(tmp_path: Path) -> 
     assert [(f.path.name, f.traces) for f in done.files] == [("x-0.2.0.jsonl", 2), ("x-0.4.0.jsonl", 4)]
     assert [line["id"] for line in lines(tmp_path / "x-0.2.0.jsonl")] == ["a", "b"]
     assert [line["traces"][0]["id"] for line in lines(tmp_path / "x-0.4.0.jsonl")] == [t["id"] for t in new]
+
+
+def test_a_release_that_names_another_folder_stays_in_its_own(tmp_path: Path) -> None:
+    hostile = [turn(id="a") | {"verifiers": {"version": "../../x"}}, turn(id="b") | {"verifiers": {"version": ".."}}]
+    done = export(put(tmp_path / "run", hostile), tmp_path / "out" / "{release}" / "traces.jsonl")
+    assert [f.path.relative_to(tmp_path / "out").parts[0] for f in done.files] == ["_", "__.._x"]
+    twins = [turn(id="a") | {"verifiers": {"version": "a b"}}, turn(id="b") | {"verifiers": {"version": "a/b"}}]
+    with pytest.raises(BadInput, match="would share a file"):
+        export(put(tmp_path / "twins", twins), tmp_path / "{release}.jsonl")
 
 
 def test_the_ending_chooses_compression(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def left_out(
     for label, run in runs.items():
         others = [s for s in run.splits() if s not in splits]
         if others:
-            yield f"{label}: the splits {', '.join(others)} are left out; choose with --split, or all of them with --split all."
+            yield f"{label}: the splits {', '.join(others)} are left out; --eval reads them too, --split chooses."
         chosen = {p.commit.part for p in parts if p.label == label}
         older = [c for c in run.all_commits if c.part.split in splits and c.part not in chosen]
         if older and selection.attempt is None:

@@ -157,10 +157,10 @@ def shown(relation: duckdb.DuckDBPyRelation, most: int, console: Console) -> Ren
         body: RenderableType = _row_by_row(schema.names, cells)
     else:
         body = table("", schema.names, cells, right)
-    left = (
-        f" of {count:,}, of which the first {len(rows):,} are shown (--rows 0 shows all)" if count > len(rows) else ""
-    )
-    return Group(body, Text(f"{count:,} row{'s' * (count != 1)}" if not left else f"{len(rows):,}{left}", style="dim"))
+    said = f"{count:,} row{'s' * (count != 1)}"
+    if count > len(rows):
+        said = f"the first {len(rows):,} of {said}; --rows 0 shows all"
+    return Group(body, Text(said, style="dim"))
 
 
 def _fits(names: list[str], cells: list[list[Text]], width: int) -> bool:

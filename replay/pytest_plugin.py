@@ -208,7 +208,7 @@ def _short(message: str) -> str:
 
 
 def _fail(message: str) -> NoReturn:
-    pytest.fail(_short(message), pytrace=False)
+    raise pytest.fail.Exception(_short(message), pytrace=False) from None
 
 
 # -- for tests that people write

@@ -94,7 +94,7 @@ class Target:
         self.run_id = uuid.uuid4().hex if self.run is None else self.run.run_id
         self.paths = RunPaths.of(root, self.run_id)
         self.plans: list[Plan] = []
-        """Steps that are written and not committed."""
+        """Steps that are being written."""
         self.steps: dict[int, int] = {}
         """Step of each group that the run has, by its index."""
         self.keys: dict[bytes, int] = {}
@@ -180,7 +180,8 @@ class Target:
         """Remove what was written and is not committed."""
         for plan in self.plans:
             with suppress(OSError):
-                self.paths.parquet(plan.part).unlink(missing_ok=True)
+                if not self.paths.commit(plan.part).exists():
+                    self.paths.parquet(plan.part).unlink(missing_ok=True)
 
     def commit(self, commits: Sequence[Commit], sources: Sequence[Source], by: GroupBy, model: str | None) -> None:
         """Make what was written part of the run. Raises RunConflict where another import has done so meanwhile.
@@ -188,7 +189,6 @@ class Target:
         `model` is the one that sampled all traces, where it is one.
         """
         now = time.time()
-        self.plans = []
         for commit in reversed(commits):
             if not put_once(self.paths.commit(commit.part), commit.to_bytes()):
                 raise RunConflict(f"{self.root}: another import wrote step {commit.part.step}; import once more.")

@@ -12,19 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from rolltape.replay.contents import Contents, Held, read_contents, rewrites_in
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, RolltapeError, RunNotFound, Unreachable
 from rolltape.schema.fields import ROW, check_version
-from rolltape.schema.parquet import read_batches
-from rolltape.schema.paths import Part, RunPaths, part_of
+from rolltape.schema.parquet import open_parquet, read_batches
+from rolltape.schema.paths import Part, RunPaths
 from rolltape.schema.records import Group, Step
 from rolltape.schema.sealed import unseal
-from rolltape.schema.storage import AnyPath, StorePath, each, listed, place, size_of
+from rolltape.schema.storage import AnyPath, StorePath, each, listed, place
 
 if TYPE_CHECKING:
     import duckdb
 
     from rolltape.replay.annotations import Annotation
+
+FOOTERS = 16
+"""Footers of files that hold many parts which are kept in memory, of up to a megabyte each."""
 
 
 @dataclass(frozen=True)
@@ -70,23 +74,6 @@ def _missing(root: AnyPath) -> str:
     return f"{root} holds no run.json, so it is no recorded run; a run is what `rolltape record --run` wrote."
 
 
-def _commit(file: AnyPath) -> Commit | tuple[Part, RolltapeError]:
-    """The commit in a file, or the part it belongs to and why it cannot be read."""
-    part = part_of(file)
-    assert part is not None
-    try:
-        commit = Commit.read(file)
-        if commit.part != part:
-            raise Damaged(f"{file}: its content says it is {commit.part}; it was renamed or copied.")
-    except Unreachable:
-        raise
-    except RolltapeError as error:
-        return part, error
-    except (OSError, TypeError) as error:
-        return part, Damaged(f"{file}: no readable commit ({error}); restore it from a copy.")
-    return commit
-
-
 def _attempt(file: AnyPath) -> Attempt | None:
     try:
         data = unseal(file.read_bytes(), file)
@@ -111,25 +98,23 @@ class Run:
         return str(self.info["run"])
 
     @cached_property
-    def _scan(self) -> tuple[list[Commit], list[tuple[Part, RolltapeError]]]:
-        files = [file for file in listed(self.paths.commits, "*/*.json") if part_of(file) is not None]
-        commits, broken = [], []
-        for found in each(_commit, files, isinstance(self.paths.root, StorePath)):
-            if isinstance(found, Commit):
-                commits.append(found)
-            else:
-                broken.append(found)
-        return sorted(commits, key=lambda c: c.part), broken
+    def contents(self) -> Contents:
+        """The commits that count, and where the rows of each part lie."""
+        return read_contents(self.paths)
 
     @property
     def all_commits(self) -> list[Commit]:
         """Every readable commit, of all attempts and splits, in order of split, step, attempt and writer."""
-        return self._scan[0]
+        return self.contents.commits
 
     @property
     def broken(self) -> list[tuple[Part, RolltapeError]]:
         """Commits that cannot be read, and why."""
-        return self._scan[1]
+        return self.contents.broken
+
+    def held(self, commit: Commit) -> Held:
+        """Where the rows of a part lie."""
+        return self.contents.moved.get(commit.part) or Held(self.paths.parquet(commit.part), commit.file)
 
     @cached_property
     def attempts(self) -> dict[int, Attempt]:
@@ -149,20 +134,38 @@ class Run:
         where a step that is asked for was not recorded.
         """
         wanted = None if steps is None else {steps} if isinstance(steps, int) else set(steps)
-        parts = [c.part for c in self._scan[0]] + [p for p, _ in self.broken]
-        mine = {p for p in parts if p.split == split and (wanted is None or p.step in wanted)}
+        parts = [part for part in self._parts if part.split == split]
+        mine = {p for p in parts if wanted is None or p.step in wanted}
         chosen = {p for p in mine if p.attempt == attempt} if attempt is not None else self.newest(mine)
         for part, error in self.broken:
-            if part in chosen:
+            if part in chosen or (part.split == split and self._hides(part, wanted, attempt)):
                 raise error
         missing = sorted((wanted or set()) - {p.step for p in chosen})
         if missing:
-            have = sorted({p.step for p in parts if p.split == split})
+            for gone in self.contents.dropped:
+                if gone.part.split == split and gone.part.step == missing[0] and attempt in (None, gone.part.attempt):
+                    raise BadInput(
+                        f"{self.paths.root}: step {missing[0]} of {split!r} was dropped by `rolltape prune`."
+                    )
+            have = sorted({p.step for p in parts})
             raise BadInput(
                 f"{self.paths.root}: step {missing[0]} of {split!r} was not recorded; recorded are "
                 + (f"{len(have)} steps from {have[0]} to {have[-1]}." if have else "none.")
             )
-        return [c for c in self._scan[0] if c.part in chosen]
+        return [c for c in self.all_commits if c.part in chosen]
+
+    @cached_property
+    def _parts(self) -> list[Part]:
+        """Every part that was committed, also where its commit cannot be read."""
+        return [c.part for c in self.all_commits] + [p for p, _ in self.broken if p.last_step is None]
+
+    def _hides(self, rewrite: Part, wanted: set[int] | None, attempt: int | None) -> bool:
+        """Whether a rewrite that cannot be read may hold what is asked for."""
+        if rewrite.last_step is None or attempt not in (None, rewrite.attempt):
+            return False
+        if attempt is None and self.superseded(rewrite):
+            return False
+        return wanted is None or any(rewrite.step <= step <= rewrite.last_step for step in wanted)
 
     def newest(self, parts: set[Part]) -> set[Part]:
         """Those of `parts` that belong to the newest attempt of their step."""
@@ -181,14 +184,14 @@ class Run:
     def _begun(self) -> dict[str, dict[int, int]]:
         """By split and attempt the first step that was committed: stands in where an attempt's file cannot be read."""
         first: dict[str, dict[int, int]] = {}
-        for part in [c.part for c in self._scan[0]] + [p for p, _ in self.broken]:
+        for part in self._parts:
             steps = first.setdefault(part.split, {})
             steps[part.attempt] = min(part.step, steps.get(part.attempt, part.step))
         return first
 
     def splits(self) -> list[str]:
         """Recorded splits, `train` first."""
-        found = {c.part.split for c in self._scan[0]} | {p.split for p, _ in self.broken}
+        found = {p.split for p in self._parts} | {p.split for p, _ in self.broken}
         return sorted(found, key=lambda s: (s != "train", s))
 
     def batches(
@@ -210,14 +213,37 @@ class Run:
 
         Raises Damaged where its file is missing, or not the one that was committed.
         """
-        path = self.paths.parquet(commit.part)
+        held = self._there(commit)
+        footer = None if held.row_groups is None else self._footer(held)
+        wanted: Iterable[int] | None = held.row_groups
+        if row_groups is not None:
+            wanted = [i if held.row_groups is None else held.row_groups[i] for i in row_groups]
+        yield from read_batches(held.path, columns, wanted, footer)
+
+    def _there(self, commit: Commit) -> Held:
+        """Where the rows of a part lie, which may have changed since the run was opened: then its file is gone."""
+        held = self.held(commit)
         try:
-            found = size_of(path)
-        except FileNotFoundError:
-            raise Damaged(f"{path}: the commit names this file, but it is missing; restore it from a copy.") from None
-        if found != commit.file.bytes:
-            raise Damaged(f"{path}: {found} bytes, but {commit.file.bytes} were committed; restore it from a copy.")
-        yield from read_batches(path, columns, row_groups)
+            held.check_size()
+        except Damaged:
+            if rewrites_in(self.paths, commit.part.split) <= self.contents.listed:
+                raise
+            held = Run(self.paths, self.info).held(commit)
+            held.check_size()
+        return held
+
+    def _footer(self, held: Held) -> Any:
+        """The footer of a file that holds many parts: reading it takes longer than reading one of them."""
+        found = self._footers.get(held.path)
+        if found is None:
+            while len(self._footers) >= FOOTERS:
+                self._footers.pop(next(iter(self._footers)), None)
+            found = self._footers[held.path] = open_parquet(held.path).metadata
+        return found
+
+    @cached_property
+    def _footers(self) -> dict[AnyPath, Any]:
+        return {}
 
     def table(
         self,

@@ -34,9 +34,13 @@ class Commit:
 
     def to_bytes(self) -> bytes:
         """The commit as JSON with its checksum."""
-        body = {
+        return sealed(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
             "schema": ".".join(map(str, SCHEMA_VERSION)),
-            "part": {k: getattr(self.part, k) for k in ("split", "step", "attempt", "writer")},
+            "part": self.part.to_dict(),
             "rows": self.file.rows,
             "bytes": self.file.bytes,
             "sha256": self.file.sha256,
@@ -46,26 +50,12 @@ class Commit:
             "step": self.step.to_dict(),
             "written_at": self.written_at,
         }
-        return _text({**body, "checksum": _checksum(body)})
 
     @classmethod
-    def read(cls, path: AnyPath) -> Commit:
-        """Read a commit. Raises Damaged where it is cut or its checksum does not fit, UnsupportedVersion if it is newer."""
-        raw = path.read_bytes()
-        try:
-            body = json.loads(raw)
-            checksum = body.pop("checksum")
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
-            raise Damaged(
-                f"{path}: no readable commit ({error or 'no checksum'}); it was cut short or overwritten. Restore it from a "
-                "copy; the step's Parquet file is no data without it."
-            ) from error
-        check_version(body.get("schema"), str(path))
-        if _text({**body, "checksum": checksum}) != raw or checksum != _checksum(body):
-            raise Damaged(f"{path}: the commit's checksum does not fit its content; restore the file from a copy.")
-        p = body["part"]
+    def from_dict(cls, body: Mapping[str, Any]) -> Commit:
+        """The inverse of `to_dict`."""
         return cls(
-            part=Part(p["split"], p["step"], p["attempt"], p["writer"]),
+            part=Part.from_dict(body["part"]),
             file=Written(body["rows"], body["bytes"], body["sha256"]),
             groups=[Group.from_dict(g) for g in body["groups"]],
             step=Step.from_dict(body["step"]),
@@ -73,6 +63,33 @@ class Commit:
             fingerprint=body["fingerprint"],
             written_at=body["written_at"],
         )
+
+    @classmethod
+    def read(cls, path: AnyPath) -> Commit:
+        """Read a commit. Raises Damaged where it is cut or its checksum does not fit, UnsupportedVersion if it is newer."""
+        return cls.from_dict(unsealed(path, SCHEMA_VERSION))
+
+
+def sealed(body: Mapping[str, Any]) -> bytes:
+    """A commit's values as one line of JSON that ends with its checksum."""
+    return _text({**body, "checksum": _checksum(body)})
+
+
+def unsealed(path: AnyPath, known: tuple[int, int]) -> dict[str, Any]:
+    """The inverse of `sealed`. Raises Damaged and UnsupportedVersion as `Commit.read`."""
+    raw = path.read_bytes()
+    try:
+        body: dict[str, Any] = json.loads(raw)
+        checksum = body.pop("checksum")
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise Damaged(
+            f"{path}: no readable commit ({error or 'no checksum'}); it was cut short or overwritten. Restore it from a "
+            "copy; the step's Parquet file is no data without it."
+        ) from error
+    check_version(body.get("schema"), str(path), known)
+    if _text({**body, "checksum": checksum}) != raw or checksum != _checksum(body):
+        raise Damaged(f"{path}: the commit's checksum does not fit its content; restore the file from a copy.")
+    return body
 
 
 def _text(body: Mapping[str, Any]) -> bytes:

@@ -316,18 +316,18 @@ DISPOSITIONS = {
 """Every disposition and what it says of a trace."""
 
 
-def check_version(found: str | None, where: str) -> None:
-    """Refuse a file whose major version is not ours.
+def check_version(found: str | None, where: str, supported: tuple[int, int] = SCHEMA_VERSION) -> None:
+    """Refuse a file whose major version is not that of `supported`.
 
     Raises UnsupportedVersion, naming `where`, the version found and the one known.
     """
-    known = ".".join(map(str, SCHEMA_VERSION))
+    known = ".".join(map(str, supported))
     try:
         major = int((found or "").split(".")[0])
     except ValueError:
         raise UnsupportedVersion(
             f"{where}: schema version {found!r} is not a version; was it written by rolltape? Known is {known}."
         ) from None
-    if major != SCHEMA_VERSION[0]:
-        todo = "install a newer rolltape" if major > SCHEMA_VERSION[0] else "export it with the rolltape that wrote it"
+    if major != supported[0]:
+        todo = "install a newer rolltape" if major > supported[0] else "export it with the rolltape that wrote it"
         raise UnsupportedVersion(f"{where}: schema version {found} was found, this rolltape knows {known}; {todo}.")

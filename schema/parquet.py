@@ -276,10 +276,13 @@ def read_parquet(path: str | AnyPath, columns: Sequence[str] | None = None) -> p
 
 
 def read_batches(
-    path: str | AnyPath, columns: Sequence[str] | None = None, row_groups: Iterable[int] | None = None
+    path: str | AnyPath,
+    columns: Sequence[str] | None = None,
+    row_groups: Iterable[int] | None = None,
+    footer: pq.FileMetaData | None = None,
 ) -> Iterator[pa.Table]:
-    """The row groups of a file, or those chosen by number, one table each."""
-    file = open_parquet(path)
+    """The row groups of a file, or those chosen by number, one table each. `footer`: the file's, where it was read before."""
+    file = open_parquet(path, footer)
     wanted = None if columns is None else list(columns)
     if wanted is not None and not ROW.by_name.keys() >= set(wanted):  # those of the row are there: see open_parquet
         names = set(file.schema_arrow.names)
@@ -302,14 +305,16 @@ def _projected(path: str | AnyPath, columns: Sequence[str] | None) -> pa.Table:
     return pa.schema([schema.field(n) for n in names]).empty_table()
 
 
-def open_parquet(path: str | AnyPath) -> pq.ParquetFile:
+def open_parquet(path: str | AnyPath, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
     """Open a file of a run for verified reading.
 
     Raises UnsupportedVersion for a newer major schema and Damaged where the file is cut short or lacks a column.
     """
     try:
         source, remote = (path.open(), True) if isinstance(path, StorePath) else (path, False)
-        file = pq.ParquetFile(source, page_checksum_verification=True, memory_map=False, pre_buffer=remote)
+        file = pq.ParquetFile(
+            source, metadata=footer, page_checksum_verification=True, memory_map=False, pre_buffer=remote
+        )
         schema = file.schema_arrow
         found = (schema.metadata or {}).get(b"rolltape.schema")
         columns = dict(zip(schema.names, schema.types, strict=True))

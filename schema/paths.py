@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rolltape.schema.errors import BadInput
 from rolltape.schema.storage import AnyPath, StorePath
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-]{0,63}")
 _COMMIT = re.compile(r"(\d{8,})\.(\d+)\.([A-Za-z0-9_\-]+)")
+_REWRITE = re.compile(r"rewrite-(\d{8,})-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, order=True)
@@ -39,6 +42,21 @@ class Part:
         """File name without its ending."""
         return f"{self.step:08d}.{self.attempt}.{self.writer}"
 
+    @property
+    def last_step(self) -> int | None:
+        """The last step in a rewritten file that goes by this name (see `rewrites`); None where it is a part."""
+        found = _REWRITE.fullmatch(self.writer)
+        return int(found[1]) if found else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"split": self.split, "step": self.step, "attempt": self.attempt, "writer": self.writer}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Part:
+        """The inverse of `to_dict`."""
+        return cls(data["split"], data["step"], data["attempt"], data["writer"])
+
 
 def check_name(name: str, what: str) -> str:
     """`name` where it is safe as a part of a file name.
@@ -49,6 +67,8 @@ def check_name(name: str, what: str) -> str:
         raise BadInput(
             f"{what} {name!r}: expected 1 to 64 letters, digits, '-' or '_', beginning with a letter or digit."
         )
+    if _REWRITE.fullmatch(name):
+        raise BadInput(f"{what} {name!r}: such names are those of rewritten files; choose another.")
     return name
 
 

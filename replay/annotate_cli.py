@@ -54,12 +54,17 @@ def annotate_command(
         print_json({"run": opened.run_id, **made.to_dict()})
         return
     out.print(
-        f"annotation_{made.name}: {made.written.rows:,} rows about {made.traces:,} traces, by {' and '.join(KEYS[made.level])}",
+        f"annotation_{made.name}: {_counted(made.written.rows, 'row')} about {_counted(made.traces, 'trace')}, by "
+        f"{' and '.join(KEYS[made.level])}",
         highlight=False,
     )
     for column in made.columns:
         over = "" if column.given is None else f", a list over {_GIVEN[column.given]}"
         out.print(f"  {column.name} {column.type}{over}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 _GIVEN = {

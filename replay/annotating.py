@@ -100,11 +100,11 @@ class Checked:
         table, level = _keyed(given)
         counts = _counts_of(run, table.column("trace_id"))
         _check_keys(table, level, counts)
-        columns = tuple(
-            _column(run, table, name, level, counts) for name in table.column_names if name not in KEYS[level]
-        )
-        types = [_stored(f.type) for f in table.schema]
-        return cls(run, table, level, columns, pa.schema(list(zip(table.column_names, types, strict=True))))
+        schema = pa.schema([(f.name, _stored(f.type)) for f in table.schema])
+        types = _types(schema)
+        names = [name for name in table.column_names if name not in KEYS[level]]
+        columns = tuple(Column(name, types[name], *_over(run, table, name, level, counts)) for name in names)
+        return cls(run, table, level, columns, schema)
 
     @property
     def traces(self) -> int:
@@ -215,11 +215,23 @@ def _check_keys(table: pa.Table, level: Level, counts: pa.Table) -> None:
         raise BadInput(f"{twice.num_rows} {what} more than once, such as {first}; expected one row each.")
 
 
-def _column(run: Run, table: pa.Table, name: str, level: Level, counts: pa.Table) -> Column:
-    """The column, and what its lists are over. Raises BadInput where they are over nothing."""
+def _types(schema: pa.Schema) -> dict[str, str]:
+    """DuckDB's names of the types. Raises BadInput for one that it cannot read."""
+    import duckdb
+
+    with duckdb.connect() as connection:
+        try:
+            found = connection.from_arrow(schema.empty_table()).types
+        except duckdb.Error as error:
+            raise BadInput(f"a column is of a type that SQL does not read ({error}).") from error
+        return {name: str(kind) for name, kind in zip(schema.names, found, strict=True)}
+
+
+def _over(run: Run, table: pa.Table, name: str, level: Level, counts: pa.Table) -> tuple[Any, str | None]:
+    """What the lists of a column are over, as stored and as given; nothing where it holds none. Raises BadInput."""
     column = table.column(name)
     if not _is_list(column.type):
-        return Column(name, str(column.type))
+        return None, None
     if level != "trace":
         raise BadInput(f"the column {name!r} holds lists; a row about a {level} holds one value each.")
     lengths = pc.list_value_length(column)
@@ -233,7 +245,7 @@ def _column(run: Run, table: pa.Table, name: str, level: Level, counts: pa.Table
     if not fitting:
         raise BadInput(_misfit(name, ids, lengths, wanted))
     given = fitting[0]
-    return Column(name, str(_stored(column.type)), _OVER[given], given)  # type: ignore[arg-type]
+    return _OVER[given], given
 
 
 def _all_equal(a: Any, b: Any) -> bool:

@@ -54,7 +54,7 @@ class Column:
 
     name: str
     type: str
-    """Arrow's name of its type."""
+    """DuckDB's name of its type."""
     over: Literal["tokens", "nodes"] | None = None
     """What a list has one item for each of; None where it is no list."""
     given: str | None = None

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from rolltape.replay.annotations import annotations_of
 from rolltape.replay.console import err, out, print_json, table
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.sql.added import described
@@ -258,15 +259,16 @@ def _schema(words: Sequence[str], as_json: bool) -> None:
     names = [w for w in words if w not in runs]
     found = dict(VIEWS)
     for run in runs:
-        found.update((view.name, view) for view in described(open_run(run)))
+        views = map(described, annotations_of(open_run(run)).values())
+        found.update((view.name, view) for view in views)
     unknown = [n for n in names if n not in found]
     if unknown:
         raise BadInput(f"no view is called {unknown[0]!r}; there are {', '.join(found)}.")
-    views = [found[n] for n in names or found]
+    chosen = [found[n] for n in names or found]
     if as_json:
-        print_json({"views": [view.to_dict() for view in views]})
+        print_json({"views": [view.to_dict() for view in chosen]})
         return
-    for view in views:
+    for view in chosen:
         _print_view(view)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow.dataset as ds
 
 from rolltape.replay.annotations import KEYS, Annotation, annotations_of, located
 from rolltape.replay.sql import source
-from rolltape.replay.sql.declare import Column, View, quoted, type_of
+from rolltape.replay.sql.declare import Column, View, quoted
 from rolltape.schema.storage import AnyPath
 
 if TYPE_CHECKING:
@@ -41,14 +41,8 @@ def _dataset(path: AnyPath) -> ds.Dataset:
     return ds.dataset(name, filesystem=files, format=source.FORMAT)
 
 
-def described(run: Run) -> Iterator[View]:
-    """The views that the annotations of a run give, for people: what they hold."""
-    for annotation in annotations_of(run).values():
-        types = _dataset(located(run, annotation)).schema
-        yield _described(annotation, {f.name: type_of(f.type) for f in types})
-
-
-def _described(annotation: Annotation, types: Mapping[str, str]) -> View:
+def described(annotation: Annotation) -> View:
+    """What the view of an annotation holds, for people."""
     what = {"trace": "a trace", "node": "a node", "token": "a token"}[annotation.level]
     keys = {
         "trace_id": Column("trace_id", "VARCHAR", "the trace"),
@@ -62,7 +56,7 @@ def _described(annotation: Annotation, types: Mapping[str, str]) -> View:
         (
             Column("run", "VARCHAR", "as in the other views"),
             *(keys[k] for k in KEYS[annotation.level]),
-            *(Column(c.name, types[c.name], _OVER[c.over]) for c in annotation.columns),
+            *(Column(c.name, c.type, _OVER[c.over]) for c in annotation.columns),
         ),
         "",
     )

@@ -92,9 +92,7 @@ def type_of(type_: pa.DataType) -> str:
     """DuckDB's name of an Arrow type."""
     if pa.types.is_map(type_):
         return f"MAP({type_of(type_.key_type)}, {type_of(type_.item_type)})"
-    if pa.types.is_list(type_):
-        return f"{type_of(type_.value_type)}[]"
-    return _TYPES.get(type_) or str(type_).upper()
+    return f"{type_of(type_.value_type)}[]" if pa.types.is_list(type_) else _TYPES[type_]
 
 
 def columns_of(record: Record, *names: str, **expressions: str) -> tuple[Column, ...]:

@@ -91,7 +91,10 @@ class Trace:
         self.place = place
         light = table.drop_columns([name for name in TOKENS if name in table.column_names])
         self.row: dict[str, Any] = light.to_pylist(maps_as_pydicts="strict")[0]
-        self._view = View(table.to_batches()[0]) if "token_ids" in table.column_names else None
+        asked = "token_ids" in table.column_names
+        self.tokens_gone = asked and table.column("token_ids").null_count > 0
+        """Whether tokens were asked for and are not there any more."""
+        self._view = View(table.to_batches()[0]) if asked and not self.tokens_gone else None
 
     @cached_property
     def messages(self) -> list[Message]:

@@ -79,6 +79,8 @@ def _facts(trace: Trace, path: str, look: Look) -> Iterator[tuple[str, str | Tex
     yield "size", _size(row)
     yield "model", _model(row)
     yield "time", _time(row)
+    if trace.tokens_gone:
+        yield "tokens", Text("not there any more: their columns were pruned", style="yellow")
     for problem in row["problems"] or ():
         yield "not exact", problem
     if look.full and row["info"] not in (None, "{}"):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from replay_build import SCENARIOS, Record, group, put_attempt, put_run, put_step, recorded, reply, said, trace, turn
@@ -401,6 +402,21 @@ def test_many_tokens_are_cut_and_the_rest_counted(tmp_path: Path) -> None:
     only(tmp_path, trace(said(None, list(range(1000))), id="a"))
     assert "… 850 more tokens (--full)" in drawn(tmp_path, tokens=True)
     assert " 999\n" in drawn(tmp_path, tokens=True, full=True) + "\n"
+
+
+def test_tokens_that_were_pruned_are_said_to_be_gone(tmp_path: Path) -> None:
+    put_run(tmp_path)
+    table = with_outcomes(encode([turn(id="a")], [Context(run="r1")]), [])
+    for name in TOKEN_COLUMNS:
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, pa.nulls(1, table.schema.field(name).type))
+    part = Part("train", 0, 0, "main")
+    file = write_parquet(RunPaths(tmp_path).parquet(part), [table])
+    commit = Commit(part=part, file=file, groups=[group([turn(id="a")])], step=Step(), written_at=2.0)
+    put_once(RunPaths(tmp_path).commit(part), commit.to_bytes())
+    shown = drawn(tmp_path, tokens=True, logprobs=True)
+    assert "tokens   not there any more: their columns were pruned" in shown
+    assert "an answer" in shown
 
 
 def test_with_a_tokenizer_tokens_are_text(tmp_path: Path, rolltape: Cli) -> None:

@@ -128,11 +128,10 @@ def test_several_readers_may_ask_at_once_and_none_writes(tmp_path: Path) -> None
         "input(); print(answer.fetchall())"
     )
     command = [sys.executable, "-c", program, str(root)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    readers = [subprocess.Popen(command, **pipes) for _ in range(2)]  # type: ignore[call-overload]
-    mine = open_run(root).sql("SELECT count(*) FROM traces")  # open while the others are
-    assert [reader.communicate("\n")[0].strip() for reader in readers] == ["[(2,)]"] * 2
-    assert mine.fetchall() == [(2,)]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    mine = [open_run(root).sql("SELECT count(*) FROM traces") for _ in range(2)]  # open while the other is
+    assert other.communicate("\n")[0].strip() == "[(2,)]"
+    assert [answer.fetchall() for answer in mine] == [[(2,)]] * 2
     assert sorted(path.relative_to(root) for path in root.rglob("*")) == before
 
 

@@ -139,10 +139,7 @@ def test_replaying_writes_nothing_so_that_workers_may_share_a_run(pytester: pyte
         return {str(p): (p.stat().st_mtime_ns, hashlib.sha256(p.read_bytes()).hexdigest()) for p in files}
 
     before = state()
-    command = [sys.executable, "-m", "pytest", "-q", *QUIET, "--rolltape", str(run)]
-    workers = [subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [worker.communicate()[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], said
+    replay(pytester, "--rolltape", run).assert_outcomes(passed=2)
     assert state() == before
 
 

@@ -13,6 +13,7 @@ from rolltape.replay.digest import digest
 from rolltape.replay.findings import Finding
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.outcomes import finish, read_outcomes
+from rolltape.replay.pruned import refuse_pruned
 from rolltape.replay.run import Run
 from rolltape.replay.sample import Sample
 from rolltape.schema.commits import Commit
@@ -66,7 +67,8 @@ def _batch(run: Run, commit: Commit) -> Batch:
 
 
 def read_part(run: Run, commit: Commit) -> pa.Table:
-    """All rows of a committed part."""
+    """All rows of a committed part. Raises BadInput where their tokens were pruned."""
+    refuse_pruned(run, [commit])
     tables = list(run.part_batches(commit))
     return pa.concat_tables(tables, promote_options="default") if tables else ROW.arrow.empty_table()
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 from rolltape.replay.run import Run, open_run
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import RolltapeError, RunNotFound, Unreachable, UnsupportedVersion
-from rolltape.schema.paths import part_of
 from rolltape.schema.records import Group, exact_sum
 from rolltape.schema.storage import AnyPath, StorePath, listed, place, sizes
 
@@ -148,7 +147,7 @@ def look_at(path: AnyPath, name: str) -> Listed:
         evaluations=len({(p.split, p.step) for p in parts if p.split != "train"}),
         traces=sum(c.file.rows for c in newest),
         tokens=_tokens(newest),
-        bytes=sum(c.file.bytes for c in commits),
+        bytes=sum({held.path: held.file.bytes for held in map(run.held, commits)}.values()),
         rewards=_rewards(newest),
     )
 
@@ -186,13 +185,12 @@ def _state(run: Run) -> tuple[State, str | None]:
 
 def _missing(run: Run) -> Iterator[str]:
     """Committed files that are not there, or not as long as they were."""
-    there = {part_of(path): n for path, n in sizes(run.paths.traces, "*/*.parquet").items()}
-    for commit in run.all_commits:
-        found = there.get(commit.part)
-        if found != commit.file.bytes:
+    there = sizes(run.paths.traces, "*/*.parquet")
+    for path, file in {held.path: held.file for held in map(run.held, run.all_commits)}.items():
+        found = there.get(path)
+        if found != file.bytes:
             what = "is missing" if found is None else f"has {found:,} bytes"
-            path = run.paths.parquet(commit.part)
-            yield f"{path} {what}, but {commit.file.bytes:,} were committed; restore it from a copy."
+            yield f"{path} {what}, but {file.bytes:,} were committed; restore it from a copy."
 
 
 def is_locked(journal: AnyPath) -> bool:

@@ -170,7 +170,10 @@ def replay(run: Run, split: str = "train", steps: int | Iterable[int] | None = N
 
 def replay_part(run: Run, commit: Commit, expected: Expected | None, options: ConvertOptions | None = None) -> Replayed:
     """One committed part. `options`: how to convert; None takes those that were approved, else those it was recorded with."""
-    check_file(run.paths.parquet(commit.part), commit)
+    held = run.held(commit)
+    if held.path not in run.sound:
+        check_file(held)
+        run.sound.add(held.path)
     if options is None:
         options = ConvertOptions.from_dict(commit.step.options if expected is None else expected.options)
     return Replayed(run, commit, read_part(run, commit), replace(options, strict=False), expected)

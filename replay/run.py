@@ -214,11 +214,10 @@ class Run:
         Raises Damaged where its file is missing, or not the one that was committed.
         """
         held = self._there(commit)
-        footer = None if held.row_groups is None else self._footer(held)
         wanted: Iterable[int] | None = held.row_groups
         if row_groups is not None:
             wanted = [i if held.row_groups is None else held.row_groups[i] for i in row_groups]
-        yield from read_batches(held.path, columns, wanted, footer)
+        yield from read_batches(held.path, columns, wanted, self.footer(held))
 
     def _there(self, commit: Commit) -> Held:
         """Where the rows of a part lie, which may have changed since the run was opened: then its file is gone."""
@@ -232,14 +231,21 @@ class Run:
             held.check_size()
         return held
 
-    def _footer(self, held: Held) -> Any:
-        """The footer of a file that holds many parts: reading it takes longer than reading one of them."""
+    def footer(self, held: Held) -> Any:
+        """The footer of a file that holds many parts, for reading it takes longer than reading one; None of another."""
+        if held.row_groups is None:
+            return None
         found = self._footers.get(held.path)
         if found is None:
             while len(self._footers) >= FOOTERS:
                 self._footers.pop(next(iter(self._footers)), None)
             found = self._footers[held.path] = open_parquet(held.path).metadata
         return found
+
+    @cached_property
+    def sound(self) -> set[AnyPath]:
+        """Files whose bytes were compared with their sha256 and are those that were committed."""
+        return set()
 
     @cached_property
     def _footers(self) -> dict[AnyPath, Any]:

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from rolltape.replay.checks import check
+from rolltape.replay.contents import Held
 from rolltape.replay.convert import Conversion, convert
 from rolltape.replay.digest import digest
 from rolltape.replay.findings import Finding
+from rolltape.replay.groups import check_groups
 from rolltape.replay.options import ConvertOptions, Expectations
 from rolltape.replay.outcomes import finish, read_outcomes
+from rolltape.replay.pruned import notes_of
 from rolltape.replay.run import Run
 from rolltape.replay.view import COLUMNS
 from rolltape.schema.commits import Commit
@@ -27,7 +30,7 @@ from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable
 from rolltape.schema.fields import OUTCOME
 from rolltape.schema.paths import Part, part_of
 from rolltape.schema.sealed import unseal
-from rolltape.schema.storage import AnyPath, listed, sha256_of, size_of
+from rolltape.schema.storage import AnyPath, listed, sha256_of
 
 _COLUMNS = [*COLUMNS, *OUTCOME.arrow.names, "extra"]
 _OF_TRAINING = ("branches", "no_trainable_token", "no_tokens", "image", "group_size")
@@ -46,6 +49,8 @@ class Verification:
     """Tries started, and ended by disposition, over the newest attempt of each step."""
     digests: int
     """Parts whose converted and handed batches were made again and compared."""
+    notes: list[str] = field(default_factory=list)
+    """What can no longer be proved because it was pruned, and what takes room without counting: sentences."""
 
     @property
     def errors(self) -> list[Finding]:
@@ -74,8 +79,9 @@ def verify(
     traces = tokens = digests = 0
     counts: Counter[str] = Counter()
     seen: dict[Any, Part] = {}
+    files: dict[AnyPath, str | None] = {}
     for i, commit in enumerate(commits):
-        part = _Part(run, commit, expect or Expectations())
+        part = _Part(run, commit, expect or Expectations(), files)
         findings += part.check(commit.part in newest)
         if commit.part in newest:
             traces, tokens, digests = traces + part.rows, tokens + part.tokens, digests + part.digests
@@ -84,22 +90,31 @@ def verify(
         if progress is not None:
             progress(i + 1, len(commits))
     findings += _missing_steps(newest) + _orphans(run) + _journals(run)
-    return Verification(findings, len(commits), traces, tokens, dict(counts), digests)
+    return Verification(findings, len(commits), traces, tokens, dict(counts), digests, notes_of(run))
 
 
 class _Part:
     """Checks of one committed part."""
 
-    def __init__(self, run: Run, commit: Commit, expect: Expectations) -> None:
-        self.run, self.commit, self.expect = run, commit, expect
-        self.path = run.paths.parquet(commit.part)
+    def __init__(self, run: Run, commit: Commit, expect: Expectations, files: dict[AnyPath, str | None]) -> None:
+        """`files`: what is wrong with the bytes of each file that was looked at; several parts can share one."""
+        self.run, self.commit, self.expect, self.files = run, commit, expect, files
+        self.held = run.held(commit)
+        self.path = self.held.path
         self.rows = self.tokens = self.digests = 0
         self.trace_ids: list[str] = []
 
     def check(self, newest: bool) -> Iterator[Finding]:
         """Findings of the part; rows are converted only where the part is the newest of its step."""
+        if self.path in self.files:
+            if self.files[self.path] is not None:  # said already
+                return
+        else:
+            self.files[self.path] = wrong = _wrong_bytes(self.held)
+            if wrong is not None:
+                yield self._finding("file", wrong)
+                return
         try:
-            check_file(self.path, self.commit)
             tables = list(self.run.part_batches(self.commit, _COLUMNS))
         except Unreachable:
             raise
@@ -114,7 +129,9 @@ class _Part:
         if table is not None:
             self.trace_ids = table.column("trace_id").to_pylist()
             self.tokens = sum(table.column("num_tokens").to_pylist())
-            if newest:
+            if newest and self.held.pruned:
+                yield from self._groups(table)
+            elif newest:
                 yield from self._convert(table)
 
     def _coverage(self, table: pa.Table | None) -> Iterator[Finding]:
@@ -150,6 +167,15 @@ class _Part:
             found = check(table, replace(options, expect=self.expect), self.commit.groups)
             yield from (f for f in found if f.code.startswith("expected_") and f.trace_id in final)
         yield from self._digests(table, conversion)
+
+    def _groups(self, table: pa.Table) -> Iterator[Finding]:
+        """What can be checked where tokens were pruned: the groups and their rewards."""
+        try:
+            options = replace(ConvertOptions.from_dict(self.commit.step.options), expect=self.expect)
+        except (RolltapeError, TypeError) as error:
+            yield self._finding("convert", str(error))
+            return
+        yield from self._unsettled(table, check_groups(table, self.commit.groups, options))
 
     def _unsettled(self, table: pa.Table, findings: Sequence[Finding]) -> Iterator[Finding]:
         """Those of `findings` that no disposition has settled."""
@@ -192,17 +218,26 @@ class _Part:
         return Finding(code=code, message=message, step=self.commit.part.step, file=str(self.path), **rest)
 
 
-def check_file(path: AnyPath, commit: Commit) -> None:
+def check_file(held: Held) -> None:
     """Raise Damaged unless the file's size and sha256 are those committed."""
-    try:
-        size, found = size_of(path), sha256_of(path)
-    except FileNotFoundError:
-        raise Damaged(f"{path}: the commit names this file, but it is missing; restore it from a copy.") from None
-    if (size, found) != (commit.file.bytes, commit.file.sha256):
+    path, file = held.path, held.file
+    held.check_size()
+    found = sha256_of(path)
+    if found != file.sha256:
         raise Damaged(
-            f"{path}: {size} bytes with sha256 {found[:12]}…, but {commit.file.bytes} bytes with {commit.file.sha256[:12]}… "
-            "were committed; restore the file from a copy."
+            f"{path}: its sha256 is {found[:12]}…, but {file.sha256[:12]}… was committed; restore the file from a copy."
         )
+
+
+def _wrong_bytes(held: Held) -> str | None:
+    """What is wrong with the bytes of a file."""
+    try:
+        check_file(held)
+    except Unreachable:
+        raise
+    except (RolltapeError, OSError) as error:
+        return str(error)
+    return None
 
 
 def _twice(part: _Part, seen: dict[Any, Part]) -> Iterator[Finding]:
@@ -248,9 +283,11 @@ def _journals(run: Run) -> list[Finding]:
 def _orphans(run: Run) -> list[Finding]:
     """Parquet files without a commit: not data, and never read."""
     findings = []
-    known = {c.part for c in run.all_commits} | {p for p, _ in run.broken}
+    known = {c.part for c in run.all_commits} | {p for p, _ in run.broken} | {r.part for r in run.contents.rewrites}
     for path in listed(run.paths.traces, "*/*.parquet"):
         part = part_of(path)
+        if part is not None and (part.split, part.stem) in run.contents.replaced:
+            continue
         if part is None or (part not in known and not run.paths.commit(part).exists()):
             findings.append(
                 Finding(

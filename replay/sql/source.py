@@ -25,7 +25,7 @@ from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged
 from rolltape.schema.fields import GROUP, ROW, STEP, check_version
 from rolltape.schema.paths import Part
-from rolltape.schema.storage import size_of, sizes
+from rolltape.schema.storage import sizes
 
 PLAIN = pa.schema([f.remove_metadata() for f in ROW.arrow])
 KNOWN = pa.schema(
@@ -170,9 +170,25 @@ def union(datasets: Sequence[ds.Dataset], schema: pa.Schema) -> ds.Dataset:
 def dataset(parts: Sequence[Chosen], schema: pa.Schema) -> ds.Dataset:
     """The files of parts of one run."""
     check_files(parts)
-    places = [located(part.run.paths.parquet(part.commit.part)) for part in parts]
-    known_ = [_expression(part) for part in parts]
-    return ds.FileSystemDataset.from_paths([p for _, p in places], schema, FORMAT, places[0][0], partitions=known_)
+    files = located(parts[0].run.paths.root)[0]
+    return ds.FileSystemDataset([_fragment(of) for of in _by_file(parts)], schema, FORMAT, files)
+
+
+def _by_file(parts: Iterable[Chosen]) -> list[list[Chosen]]:
+    """`parts` by the file that their rows lie in, those of one file together where the same is known of them but the step."""
+    found: dict[Any, list[Chosen]] = {}
+    for part in parts:
+        known_ = part.superseded, part.commit.step.writer
+        found.setdefault((part.run.held(part.commit).path, known_), []).append(part)
+    return list(found.values())
+
+
+def _fragment(parts: Sequence[Chosen]) -> ds.Fragment:
+    """The rows of `parts`, which lie in one file."""
+    held = [part.run.held(part.commit) for part in parts]
+    files, name = located(held[0].path)
+    groups = None if held[0].row_groups is None else [i for h in held for i in h.row_groups or ()]
+    return FORMAT.make_fragment(name, files, _expression(parts), groups)
 
 
 def located(path: Any) -> tuple[fs.FileSystem, str]:
@@ -185,11 +201,16 @@ def located(path: Any) -> tuple[fs.FileSystem, str]:
 _LOCAL = fs.LocalFileSystem()
 
 
-def _expression(part: Chosen) -> pc.Expression:
-    """What is known of every row of a part without opening its file."""
+def _expression(parts: Sequence[Chosen]) -> pc.Expression:
+    """What is known of every row of parts that lie in one file without opening it."""
+    part, steps_ = parts[0], [p.commit.step.step for p in parts]
     step = part.commit.step
-    values = {"split": step.split, "step": step.step, "attempt": step.attempt, "writer": step.writer}
+    values: dict[str, Any] = {"split": step.split, "attempt": step.attempt, "writer": step.writer}
     result = pc.scalar(True)
+    if len(set(steps_)) == 1:
+        values["step"] = step.step
+    else:
+        result = (pc.field("step") >= min(steps_)) & (pc.field("step") <= max(steps_))
     for name, value in values.items():
         result &= pc.field(name) == pa.scalar(value, PLAIN.field(name).type)
     for name, value in _constants(part).items():
@@ -224,16 +245,9 @@ def check_files(parts: Sequence[Chosen]) -> None:
     """Refuse a part of a run whose file is not as long as it was when it was committed. Raises Damaged."""
     paths = parts[0].run.paths
     listed = None if isinstance(paths.root, Path) else sizes(paths.traces, "*/*.parquet")
-    for part in parts:
-        path, committed = paths.parquet(part.commit.part), part.commit.file.bytes
-        try:
-            found = size_of(path) if listed is None else listed.get(path)
-        except FileNotFoundError:
-            found = None
-        if found is None:
-            raise Damaged(f"{path}: the commit names this file, but it is missing; restore it from a copy.")
-        if found != committed:
-            raise Damaged(f"{path}: {found} bytes, but {committed} were committed; restore it from a copy.")
+    for held in {h.path: h for h in (part.run.held(part.commit) for part in parts)}.values():
+        if listed is None or listed.get(held.path) != held.file.bytes:
+            held.check_size()
 
 
 def _other_schemas(parts: Iterable[Chosen]) -> Iterator[pa.Schema]:
@@ -248,7 +262,7 @@ def _other_schemas(parts: Iterable[Chosen]) -> Iterator[pa.Schema]:
 
 def _schema(part: Chosen) -> pa.Schema:
     """The columns of a part's file. Raises UnsupportedVersion for a newer major version, Damaged where it does not read."""
-    path = part.run.paths.parquet(part.commit.part)
+    path = part.run.held(part.commit).path
     files, name = located(path)
     try:
         with files.open_input_file(name) as file:

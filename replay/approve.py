@@ -18,6 +18,7 @@ from rolltape.replay.expected import Expected, read_expected, write_expected
 from rolltape.replay.options import BranchPolicy, ConvertOptions
 from rolltape.replay.replayed import Replayed, replay_part
 from rolltape.replay.run import Run
+from rolltape.replay.verify import check_file
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, RolltapeError
 from rolltape.schema.paths import Part, part_of
@@ -64,6 +65,8 @@ def approve(
     where a step was not recorded, or where its rows cannot be converted.
     """
     commits = _chosen(run, splits, steps)
+    for commit in commits:
+        check_file(run.held(commit))  # before anything is written
     result = []
     for done, commit in enumerate(commits, 1):
         result.append(_approve(run, commit, branch_policy, write))

@@ -167,7 +167,7 @@ def test_expectations_that_cannot_be_read_are_replaced_and_named(root: Path, cut
 
 
 def test_a_damaged_recording_is_not_approved(root: Path) -> None:
-    path = RunPaths(root).parquet(FIRST)
+    path = RunPaths(root).parquet(Part("train", 1, 0, "main"))
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(Damaged, match="committed; restore"):
         approve(open_run(root))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,9 @@ class Row:
         group = v["group_index"]
         return -1 if group is None else group, v["rollout_index"] or 0, v["try_number"], v["trace_id"]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
-        """Roughly the bytes the row takes in memory."""
+        """Roughly the bytes the row takes in memory, as it is when first asked."""
         text = sum(len(v) for v in self.values.values() if isinstance(v, str))
         text += sum(len(v) for column in self.nodes.values() for v in column if isinstance(v, str))
         return text + self.ids.nbytes + self.logprobs.nbytes + 3 * len(self.ids) + 2000

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from verifiers.v1.errors import ProviderError
 
-from rolltape.record.picked import Picked
+from rolltape.record.picked import Picked, left_out
 from rolltape.record.transport import RetryPolicy, SGLangTransport
 from rolltape.replay.branches import leaves, path_to
 from rolltape.replay.findings import Finding
@@ -262,10 +262,7 @@ class _Job:
             await self._all()
         finally:
             await self.transport.close()
-        if self.total < self.picked.recorded:
-            note = f"traces of {self.picked.recorded} scored, {self.options.limit} of each step (--limit)"
-            self.result.notes[note] = self.total
-        self.result.notes = Counter({k: n for k, n in self.result.notes.items() if n})
+        self.result.notes.update(left_out(self.picked, "scored"))
         return self.result
 
     async def _all(self) -> None:
@@ -293,7 +290,7 @@ class _Job:
 
     def _traces(self) -> Iterator[Trace]:
         """Traces with something to score; the others are counted with their reason."""
-        for _, table in self.picked.tables(_COLUMNS):
+        for table in self.picked.tables(_COLUMNS):
             for view in views(table):
                 columns = {name: view.pylist(name) for name in _COLUMNS[:7]}
                 for i in range(view.n):

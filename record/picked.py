@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rolltape.replay.run import Run
 from rolltape.schema.commits import Commit
+from rolltape.schema.errors import Damaged
+
+Places = npt.NDArray[np.int64]
 
 
 class Picked:
@@ -16,6 +20,8 @@ class Picked:
 
     def __init__(self, run: Run, limit: int | None) -> None:
         self.run, self.limit = run, limit
+        self.damaged = 0
+        """Parts that could not be read; `verify` says why."""
         self.steps: dict[tuple[str, int], list[Commit]] = {}
         for split in run.splits():
             for commit in run.commits(split):
@@ -28,29 +34,45 @@ class Picked:
 
     @property
     def total(self) -> int:
-        """Rows there are to look at."""
+        """Rows to look at."""
         return sum(len(self._places(commits)) for commits in self.steps.values())
 
-    def _places(self, commits: Sequence[Commit]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _places(self, commits: Sequence[Commit]) -> Places:
         """Places of the rows among those of all parts of a step."""
         rows = sum(commit.file.rows for commit in commits)
         if self.limit is None or self.limit >= rows:
             return np.arange(rows)
         return np.arange(self.limit) * rows // self.limit
 
-    def tables(self, columns: Sequence[str]) -> Iterator[tuple[Commit, pa.Table]]:
-        """(part, rows of one row group that were picked), in order. Row groups without any are read all the same."""
+    def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The picked rows of each row group that has some, in order. A part that cannot be read is counted."""
         for commits in self.steps.values():
             places, start = self._places(commits), 0
             for commit in commits:
-                for table in self.run.part_batches(commit, columns):
-                    end = start + table.num_rows
-                    mine = places[(places >= start) & (places < end)] - start
-                    start = end
-                    if len(mine):
-                        yield commit, table if len(mine) == table.num_rows else _rows(table, mine.tolist())
+                end = start + commit.file.rows
+                try:
+                    yield from self._part(commit, places[(places >= start) & (places < end)] - start, columns)
+                except Damaged:
+                    self.damaged += 1
+                start = end
+
+    def _part(self, commit: Commit, places: Places, columns: Sequence[str]) -> Iterator[pa.Table]:
+        start = 0
+        for table in self.run.part_batches(commit, columns):
+            mine = places[(places >= start) & (places < start + table.num_rows)] - start
+            start += table.num_rows
+            if len(mine):
+                yield table if len(mine) == table.num_rows else _rows(table, mine.tolist())
 
 
 def _rows(table: pa.Table, places: Sequence[int]) -> pa.Table:
     """Some rows of a table, by slices: taking them would join text beyond 32-bit offsets."""
     return pa.concat_tables([table.slice(place, 1) for place in places])
+
+
+def left_out(picked: Picked, what: str) -> dict[str, int]:
+    """Notes on what of a run was not looked at. `what`: what was done with the rest."""
+    notes = {"files left out, for they cannot be read": picked.damaged}
+    if picked.total < picked.recorded:
+        notes[f"traces of {picked.recorded} {what}, up to {picked.limit} of each step (--limit)"] = picked.total
+    return {note: count for note, count in notes.items() if count}

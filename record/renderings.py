@@ -103,6 +103,8 @@ class Renderings:
 
     def _tokenizer(self, path: str) -> Any:
         if path not in self._tokenizers:
+            if path.startswith((".", "/", "~")) and not Path(path).exists():
+                raise BadInput(f"There is no tokenizer folder {path}; give that of the recording with --tokenizer.")
             try:
                 self._tokenizers[path] = load_tokenizer(path)
             except (OSError, ValueError, ImportError) as error:

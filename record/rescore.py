@@ -103,10 +103,10 @@ def rescore(
     where no trace of a step can be scored, or, with `strict`, one cannot. Steps that are committed by then stay.
     """
     options = options or RescoreOptions()
-    environment = load_config(config)
-    scorer = Scorer(environment)
     run = open_run(source)
     commits = _chosen(run, options)
+    environment = load_config(config)
+    scorer = Scorer(environment)
     result = Rescored("", run.run_id, _signals(scorer, run, commits))
     _check_rows(scorer, run, commits, options, result)
     target = _target(run, out, environment, options, result)

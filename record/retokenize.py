@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.graph import message_hash
 
-from rolltape.record.picked import Picked
+from rolltape.record.picked import Picked, left_out
 from rolltape.record.renderings import Renderings, RetokenizeOptions
 from rolltape.record.retrace import message_of
 from rolltape.replay.branches import leaves, path_to
@@ -68,15 +68,14 @@ def retokenize(
     renderings, result, picked = Renderings(options), Retokenized(), Picked(run, options.limit)
     total = picked.total
     done = 0
-    for _, table in picked.tables(TRACE.arrow.names):
+    for table in picked.tables(TRACE.arrow.names):
         rows = table.select(list(_LIGHT)).to_pylist()
         for record, row in zip(decode(table), rows, strict=True):
             _Checked(record, row, renderings, options, result).check()
             done += 1
             if progress is not None:
                 progress(done, total)
-    if total < picked.recorded:
-        result.notes[f"traces of {picked.recorded} looked at, {options.limit} of each step (--limit)"] = total
+    result.notes.update(left_out(picked, "looked at"))
     return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,9 @@ from rolltape.replay.findings_text import lines
 from rolltape.schema.errors import BadInput, MissingExtra
 
 RENDERING, SCORING = "Rendering again (--retokenize)", "Log-probs again (--logprobs)"
+
+Check = Callable[[Any], Any]
+"""Looks at an opened run; what it gives has `findings` and `to_dict`."""
 
 
 def verify_command(
@@ -92,15 +95,16 @@ def verify_command(
     rendering = {"tokenizer": tokenizer, "model": model, "renderer": renderer, "thinking": thinking, "tools": tools}
     scoring = {"temperature": temperature, "lora": lora}
     _check_options(retokenize, rendering, logprobs, scoring, limit, strict)
+    checks = {}
+    if retokenize:
+        checks["retokenize"] = _retokenize(rendering, limit, strict)
+    if logprobs is not None:
+        checks["logprobs"] = _recompute(logprobs, scoring, concurrency, limit, strict)
     expected = None if expect is None else load_expectations(expect)
     opened = open_run(run)
     with progress("verifying, files") as tell:
         result = verify(opened, expected, tell)
-    more: dict[str, Any] = {}
-    if retokenize:
-        more["retokenize"] = _retokenized(opened, rendering, limit, strict)
-    if logprobs is not None:
-        more["logprobs"] = _recomputed(opened, logprobs, scoring, concurrency, limit, strict)
+    more = {name: check(opened) for name, check in checks.items()}
     result = replace(result, findings=[*result.findings, *(f for found in more.values() for f in found.findings)])
     if as_json:
         said = {name: found.to_dict() for name, found in more.items()}
@@ -143,7 +147,8 @@ def _live(option: str, module: str) -> Any:
     return importlib.import_module(f"rolltape.record.{module}")
 
 
-def _retokenized(run: Any, given: Mapping[str, Any], limit: int | None, strict: bool) -> Any:
+def _retokenize(given: Mapping[str, Any], limit: int | None, strict: bool) -> Check:
+    """What renders a run again. Raises BadInput for options that cannot be."""
     module, settings = _live("--retokenize", "retokenize"), _live("--retokenize", "renderings")
     options = settings.RetokenizeOptions(
         tokenizer=given["tokenizer"],
@@ -153,17 +158,24 @@ def _retokenized(run: Any, given: Mapping[str, Any], limit: int | None, strict: 
         limit=limit,
         strict=strict,
     )
-    with progress("rendering again, traces") as tell:
-        return module.retokenize(run, options, tell)
+
+    def check(run: Any) -> Any:
+        with progress("rendering again, traces") as tell:
+            return module.retokenize(run, options, tell)
+
+    return check
 
 
-def _recomputed(
-    run: Any, engine: str, given: Mapping[str, Any], concurrency: int, limit: int | None, strict: bool
-) -> Any:
+def _recompute(engine: str, given: Mapping[str, Any], concurrency: int, limit: int | None, strict: bool) -> Check:
+    """What scores the tokens of a run again. Raises BadInput for options that cannot be."""
     module = _live("--logprobs", "logprobs")
     options = module.LogprobOptions(engine=engine, concurrency=concurrency, limit=limit, strict=strict, **given)
-    with progress("scoring again, traces") as tell:
-        return module.recompute(run, options, tell)
+
+    def check(run: Any) -> Any:
+        with progress("scoring again, traces") as tell:
+            return module.recompute(run, options, tell)
+
+    return check
 
 
 # -- printing
@@ -241,7 +253,7 @@ def _gap(gap: Mapping[str, Any]) -> Sequence[str]:
 
 def _print_notes(notes: Mapping[str, int]) -> None:
     for note, count in notes.items():
-        _say(f"{count} {note}" if note.startswith("traces") else f"{note} ({count} traces)")
+        _say(f"{count} {note}" if note.startswith(("traces", "files")) else f"{note} ({count} traces)")
 
 
 def _say(line: str, style: str | None = None) -> None:

@@ -333,7 +333,7 @@ def test_with_a_limit_some_traces_of_each_step_are_scored_and_it_says_so(tmp_pat
     with engine() as server:
         result = recompute(open_run(run), LogprobOptions(engine=server.url, limit=2), lambda *at: told.append(at))
     assert result.counts["traces"] == 3
-    assert dict(result.notes) == {"traces of 9 scored, 2 of each step (--limit)": 3}
+    assert dict(result.notes) == {"traces of 9 scored, up to 2 of each step (--limit)": 3}
     assert told[-1] == (3, 3)
 
 

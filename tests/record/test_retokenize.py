@@ -248,8 +248,11 @@ def test_what_is_not_recorded_is_named_and_what_is_missing_refused(tokenizer: st
         again(tmp_path, [record])
     with pytest.raises(BadInput, match="name the model with --model"):
         again(tmp_path, [record], tokenizer=tokenizer)
-    with pytest.raises(BadInput, match="No tokenizer could be loaded from"):
+    with pytest.raises(BadInput, match="There is no tokenizer folder"):
         again(tmp_path, [record], tokenizer=str(tmp_path / "nowhere"), renderer=plain())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match="No tokenizer could be loaded from"):
+        again(tmp_path, [record], tokenizer=str(tmp_path / "empty"), renderer=plain())
     by_model = again(tmp_path, [record], tokenizer=tokenizer, model="Qwen/Qwen3-8B")
     assert by_model.counts["drift"] == 1  # its default is to think
 
@@ -270,7 +273,7 @@ def test_traces_without_tokens_or_with_images_are_counted_by_reason(tokenizer: s
 def test_with_a_limit_only_some_traces_of_each_step_are_looked_at(tokenizer: str) -> None:
     result = retokenize(open_run(DEMO), RetokenizeOptions(tokenizer=tokenizer, limit=3))
     assert result.counts["traces"] == 9
-    assert result.notes["traces of 48 looked at, 3 of each step (--limit)"] == 9
+    assert result.notes["traces of 48 looked at, up to 3 of each step (--limit)"] == 9
 
 
 def tools_file(tmp_path: Path) -> Path:

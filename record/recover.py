@@ -29,7 +29,7 @@ from rolltape.record.folder import one_at_a_time
 from rolltape.record.journal import Fault, Record, claim, read_at, read_journal
 from rolltape.record.parts import write_part
 from rolltape.replay.outcomes import read_outcomes
-from rolltape.replay.run import open_run
+from rolltape.replay.run import Run, open_run
 from rolltape.schema.commits import Commit
 from rolltape.schema.decoding import decode
 from rolltape.schema.encoding import Row, row_of
@@ -38,7 +38,7 @@ from rolltape.schema.fields import TRACE
 from rolltape.schema.parquet import read_batches
 from rolltape.schema.paths import Part, RunPaths, folder_of, part_of
 from rolltape.schema.records import Context, Group, Outcome, Step, Turn
-from rolltape.schema.storage import AnyPath, StorePath, listed, place
+from rolltape.schema.storage import AnyPath, StorePath, place
 
 StepKey = tuple[str, int, str | None]
 Place = tuple[int, int, int, str]
@@ -142,9 +142,10 @@ def _settle(paths: RunPaths, file: Path, descriptor: int, attempt: int, writer: 
             whole = False
         else:
             _take(item, left)
+    run = Run(paths, {})
     for key, step in sorted(left.items(), key=lambda kv: (kv[0][1], kv[0][0], kv[0][2] or "")):
         part = Part(folder_of(key[0], key[2]), key[1], attempt, writer)
-        done = _commit_step(paths, part, key, step, descriptor, result) and done
+        done = _commit_step(run, part, key, step, descriptor, result) and done
     if not done:
         return False
     if whole:
@@ -195,17 +196,17 @@ def _outcomes(said: list[dict[str, Any]], arrays: list[Any]) -> Iterator[Outcome
         yield Outcome(**{**data, "remove_sample": None if remove is None else tuple(remove), "logprobs": logprobs})
 
 
-def _commit_step(
-    paths: RunPaths, part: Part, key: StepKey, left: _StepLeft, descriptor: int, result: Recovered
-) -> bool:
+def _commit_step(run: Run, part: Part, key: StepKey, left: _StepLeft, descriptor: int, result: Recovered) -> bool:
     """Commit what is left of one step, unless that was done; False where that cannot be told."""
-    parts = _committed_parts(paths, part)
+    paths = run.paths
+    try:
+        commits = _committed(run, part)
+        known = {t for c in commits for rows in run.part_batches(c, ["trace_id"]) for t in rows.column(0).to_pylist()}
+    except (RolltapeError, OSError) as error:
+        result.faults.append(f"{error} The journal of {part.stem} is kept until the part can be read.")
+        return False
+    parts = [c.part for c in commits] + [d.part for d in run.contents.dropped if _belongs(d.part, part)]
     if parts:
-        try:
-            known = _traces_of(paths, parts)
-        except (RolltapeError, OSError) as error:
-            result.faults.append(f"{error} The journal of {part.stem} is kept until the part can be read.")
-            return False
         result.known += len(known & left.offsets.keys())
         left.offsets = {t: o for t, o in left.offsets.items() if t not in known}
         if not left.offsets:
@@ -232,13 +233,24 @@ def _commit_step(
     return True
 
 
-def _committed_parts(paths: RunPaths, part: Part) -> list[Part]:
-    """The part, and those that earlier recoveries made of what came late for it, where they are committed."""
-    found = (
-        part_of(f) for f in listed(paths.commits / part.split, f"{part.step:08d}.{part.attempt}.{part.writer}*.json")
-    )
-    late = re.compile(re.escape(part.writer) + r"(-late\d+)?")
-    return sorted(p for p in found if p is not None and late.fullmatch(p.writer))
+def _committed(run: Run, part: Part) -> list[Commit]:
+    """The part, and those that earlier recoveries made of what came late for it, where they are committed.
+
+    Raises the error of a commit that cannot be read and may be one of them.
+    """
+    for other, error in run.broken:
+        first, last = other.step, other.last_step
+        if last is None and _belongs(other, part):
+            raise error
+        same = (other.split, other.attempt) == (part.split, part.attempt)
+        if last is not None and same and first <= part.step <= last:
+            raise error
+    return [c for c in run.all_commits if _belongs(c.part, part)]
+
+
+def _belongs(other: Part, part: Part) -> bool:
+    late = re.escape(part.writer) + r"(-late\d+)?"
+    return replace(other, writer=part.writer) == part and re.fullmatch(late, other.writer) is not None
 
 
 def _late(part: Part, parts: Sequence[Part]) -> Part:
@@ -246,14 +258,6 @@ def _late(part: Part, parts: Sequence[Part]) -> Part:
     names = {p.writer for p in parts}
     number = next(n for n in range(1, len(parts) + 2) if f"{part.writer}-late{n}" not in names)
     return replace(part, writer=f"{part.writer}-late{number}")
-
-
-def _traces_of(paths: RunPaths, parts: Sequence[Part]) -> set[str]:
-    """Traces of committed parts. Raises Damaged where a commit or file cannot be read."""
-    for part in parts:
-        Commit.read(paths.commit(part))
-    tables = (table for part in parts for table in read_batches(paths.parquet(part), ["trace_id"]))
-    return {t for table in tables for t in table.column(0).to_pylist()}
 
 
 def _of(left: _StepLeft, trace: str) -> Outcome:
@@ -318,6 +322,8 @@ def _orphans(paths: RunPaths, kept: set[tuple[int, str]], result: Recovered) -> 
     for path in sorted((paths.root / "traces").glob("*/*.parquet")):
         part = part_of(path)
         if part is not None and (paths.commit(part).exists() or (part.attempt, part.writer) in kept):
+            continue
+        if part is not None and part.last_step is not None:  # `compact` or `prune` is at work, or begins again
             continue
         target = paths.root / "discarded" / path.parent.name / path.name
         if target.exists():

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rolltape.replay.console import out, print_json, progress
+from rolltape.replay.console import err, out, print_json, progress
 from rolltape.replay.import_groups import GroupBy
+from rolltape.replay.import_lines import IS_FAST
 from rolltape.replay.importer import Imported, import_files
 
 _MOST_SHOWN = 20
+_LONG = 20.0
+"""Seconds after which a faster way is worth a word."""
 
 
 def import_command(
@@ -50,7 +54,10 @@ def import_command(
                 bars[phase] = stack.enter_context(progress(_PHASES[phase]))
             bars[phase](done, total)
 
+        began = time.monotonic()
         done = import_files(files, run, group_by=group_by, strict=strict, jobs=jobs, told=told)
+    if not IS_FAST and time.monotonic() - began > _LONG:
+        err.print("JSON is read three times as fast with msgspec: pip install 'rolltape[fast]'.", highlight=False)
     if as_json:
         print_json(done.to_dict() | {"path": run})
     else:

@@ -20,6 +20,7 @@ from rolltape.schema.encoding import Row, row_of
 from rolltape.schema.episodes import KEY, envelope, is_episode
 from rolltape.schema.errors import RolltapeError
 from rolltape.schema.fields import TRACE
+from rolltape.schema.jsontext import clean_text
 from rolltape.schema.records import Context, as_mapping
 from rolltape.schema.releases import version_of
 from rolltape.schema.table import rows_to_table
@@ -207,7 +208,7 @@ def _parsed(text: memoryview) -> dict[str, Any]:
 
 
 def _id_of(record: Any, index: int | None) -> str:
-    """The id of a trace. Raises Skip where `record` is none; `index` is its place in an Episode."""
+    """The id of a trace, as its row has it. Raises Skip where `record` is none; `index` is its place in an Episode."""
     where = "" if index is None else f"trace {index} of the Episode: "
     if not isinstance(record, dict):
         raise Skip(f"{where}a JSON {type(record).__name__}; expected an object")
@@ -218,7 +219,7 @@ def _id_of(record: Any, index: int | None) -> str:
         )
     if not isinstance(trace, str):
         raise Skip(f"{where}trace id {trace!r}; expected text")
-    return trace
+    return clean_text(trace)[0]
 
 
 def _without_traces(line: Mapping[str, Any]) -> str:
@@ -230,7 +231,7 @@ def _without_traces(line: Mapping[str, Any]) -> str:
 
 def write_rows(path: Path, table: pa.Table) -> None:
     """Write rows of the trace record to a file of one batch."""
-    [batch] = table.combine_chunks().to_batches()
+    [batch] = table.select(_PLAIN.names).combine_chunks().to_batches()
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _PLAIN) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=_PLAIN))
 

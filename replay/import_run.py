@@ -62,9 +62,9 @@ def target_at(where: str | Path) -> Iterator[tuple[Target, Path]]:
                     target.discard()
                     raise
     finally:
-        for empty in (root / "traces" / "train", root / "traces", root):
+        for name in ("traces/train", "traces", "commits/train", "commits", "attempts", "."):
             with suppress(OSError):
-                empty.rmdir()
+                (root / name).resolve().rmdir()
 
 
 @contextmanager
@@ -94,7 +94,7 @@ class Target:
         self.run_id = uuid.uuid4().hex if self.run is None else self.run.run_id
         self.paths = RunPaths.of(root, self.run_id)
         self.plans: list[Plan] = []
-        """Steps that are being written."""
+        """Steps that are being written, and are no part of the run yet."""
         self.steps: dict[int, int] = {}
         """Step of each group that the run has, by its index."""
         self.keys: dict[bytes, int] = {}
@@ -177,11 +177,11 @@ class Target:
         return max((*self.run.attempts, *(c.part.attempt for c in self.run.all_commits)), default=-1) + 1
 
     def discard(self) -> None:
-        """Remove what was written and is not committed."""
+        """Remove what was written of an import that failed."""
         for plan in self.plans:
-            with suppress(OSError):
-                if not self.paths.commit(plan.part).exists():
-                    self.paths.parquet(plan.part).unlink(missing_ok=True)
+            for path in (self.paths.commit(plan.part), self.paths.parquet(plan.part)):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
 
     def commit(self, commits: Sequence[Commit], sources: Sequence[Source], by: GroupBy, model: str | None) -> None:
         """Make what was written part of the run. Raises RunConflict where another import has done so meanwhile.
@@ -200,6 +200,7 @@ class Target:
             "versions": {},
         }
         put_once(self.paths.attempt(self._attempt), seal(attempt))
+        self.plans = []
         if self.run is None:
             put_once(self.paths.run, seal(self._info(sources, model, now)))  # last: before it there is no run
 

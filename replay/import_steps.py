@@ -25,7 +25,7 @@ from rolltape.schema.paths import Part, RunPaths
 from rolltape.schema.records import Group, Step
 
 STEP_BYTES = 128 << 20
-"""Rows of a step in memory, as `Row.nbytes` counts them: about 9 million tokens."""
+"""Rows of a step in memory: about 9 million tokens. A group that is larger is a step of its own."""
 PIECE_BYTES = 32 << 20
 """Rows that are put together at a time, and a row group of the file."""
 
@@ -114,24 +114,23 @@ def write_step(plan: Plan) -> Commit:
 
 
 def _tables(plan: Plan, records: list[Group]) -> Iterator[pa.Table]:
-    """The rows of a step, group by group, about PIECE_BYTES at a time; their group records are put into `records`."""
-    for piece in _pieces(plan.groups):
-        table = _gather(np.concatenate([group.places for group in piece]), plan.files)
-        table = _placed(table, plan, piece)
-        records += _records(table, piece, plan.part)
+    """The rows of a step, group by group, about PIECE_BYTES at a time; afterwards their group records are in `records`."""
+    sizes = [len(group.places) for group in plan.groups]
+    places = np.concatenate([group.places for group in plan.groups])
+    index = np.repeat([group.index for group in plan.groups], sizes).astype(np.int64)
+    rollout = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+    taken = np.cumsum(np.repeat([group.bytes / size for group, size in zip(plan.groups, sizes, strict=True)], sizes))
+    begins = np.flatnonzero(np.diff(taken // PIECE_BYTES)) + 1
+    rows: list[dict[str, Any]] = []
+    for piece in np.split(np.arange(len(places)), begins):
+        table = _placed(_gather(places[piece], plan.files), plan, index[piece], rollout[piece])
+        rows += table.select(list(_SUMMED)).to_pylist(maps_as_pydicts="strict")
         yield table
+    records += _records(rows, plan.groups, plan.part)
 
 
-def _pieces(groups: Sequence[Members]) -> Iterator[list[Members]]:
-    piece: list[Members] = []
-    size = 0
-    for group in groups:
-        if piece and size + group.bytes > PIECE_BYTES:
-            yield piece
-            piece, size = [], 0
-        piece.append(group)
-        size += group.bytes
-    yield piece
+_SUMMED = ("trace_id", "task_idx", "task_key", "rewards")
+"""What group records are made of."""
 
 
 def _gather(places: npt.NDArray[np.int64], files: Mapping[int, Path]) -> pa.Table:
@@ -149,9 +148,8 @@ def _rows(file: Path, rows: npt.NDArray[np.int64]) -> pa.RecordBatch:
     return batch.slice(first, n) if int(rows[-1]) - first + 1 == n else batch.take(pa.array(rows))
 
 
-def _placed(table: pa.Table, plan: Plan, groups: Sequence[Members]) -> pa.Table:
+def _placed(table: pa.Table, plan: Plan, index: npt.NDArray[np.int64], rollout: npt.NDArray[np.int32]) -> pa.Table:
     """`table` with the columns that say where in the run its rows are."""
-    sizes = [len(g.places) for g in groups]
     part, n = plan.part, table.num_rows
     columns = {
         "run": pa.repeat(pa.scalar(plan.run), n),
@@ -159,8 +157,8 @@ def _placed(table: pa.Table, plan: Plan, groups: Sequence[Members]) -> pa.Table:
         "step": np.full(n, part.step, np.int64),
         "attempt": np.full(n, part.attempt, np.int32),
         "writer": pa.repeat(pa.scalar(part.writer), n),
-        "group_index": np.repeat([g.index for g in groups], sizes).astype(np.int64),
-        "rollout_index": np.concatenate([np.arange(size, dtype=np.int32) for size in sizes]),
+        "group_index": index,
+        "rollout_index": rollout,
     }
     for name, values in columns.items():
         i = table.schema.get_field_index(name)
@@ -168,9 +166,7 @@ def _placed(table: pa.Table, plan: Plan, groups: Sequence[Members]) -> pa.Table:
     return table
 
 
-def _records(table: pa.Table, groups: Sequence[Members], part: Part) -> Iterator[Group]:
-    names = ("trace_id", "task_idx", "task_key", "rewards")
-    rows = table.select(list(names)).to_pylist(maps_as_pydicts="strict")
+def _records(rows: Sequence[dict[str, Any]], groups: Sequence[Members], part: Part) -> Iterator[Group]:
     start = 0
     for group in groups:
         members = rows[start : start + len(group.places)]

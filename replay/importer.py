@@ -14,6 +14,7 @@ import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
@@ -26,7 +27,7 @@ from rolltape.replay.import_run import Target, target_at
 from rolltape.replay.import_sources import Block, Cut, Source, blocks, find_sources
 from rolltape.replay.import_steps import Members, write_step
 from rolltape.schema.commits import Commit
-from rolltape.schema.errors import BadInput
+from rolltape.schema.errors import BadInput, RolltapeError
 
 Told = Callable[[Literal["reading", "writing"], int, int | None], None]
 """Called with what is done of how much: megabytes read (all of them unknown for a pipe), steps written."""
@@ -40,6 +41,10 @@ MOST_NAMED = 1000
 """Lines that are named; more are only counted."""
 UNKNOWN_RELEASE = "0.2.0"
 """Records name their release from 0.2.1 on."""
+
+
+class BrokenImport(RolltapeError, RuntimeError):
+    """A process of an import was killed."""
 
 
 @dataclass(frozen=True)
@@ -304,6 +309,11 @@ def _processes(jobs: int) -> Iterator[_Processes]:
     processes = _Processes(jobs)
     try:
         yield processes
+    except BrokenProcessPool as error:
+        raise BrokenImport(
+            "one of the import's processes ended before its work did, perhaps for want of memory; nothing was imported. Try "
+            "again with fewer."
+        ) from error
     finally:
         if processes.pool is not None:
             processes.pool.shutdown(cancel_futures=True)

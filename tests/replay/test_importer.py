@@ -342,6 +342,19 @@ def test_a_large_import_becomes_steps_of_whole_groups(tmp_path: Path, monkeypatc
     assert [p.name for p in (tmp_path / "cut").iterdir() if p.name.startswith(".")] == []
 
 
+def test_a_group_larger_than_a_piece_is_written_in_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [turn(id=f"{i}", idx=i // 20, rewards={"ok": float(i)}) for i in range(40)]
+    imported(tmp_path, lines(*records))
+    size = open_run(tmp_path / "run").table().nbytes
+    monkeypatch.setattr(import_steps, "PIECE_BYTES", size // 7)
+    import_files(tmp_path / "traces.jsonl", tmp_path / "cut")
+    run = open_run(tmp_path / "cut")
+    assert {pq.ParquetFile(p).num_row_groups for p in (tmp_path / "cut").rglob("*.parquet")} <= {7, 8}
+    assert decode(run.table()) == records
+    assert [g.rewards["ok"].sum for g in run.groups()] == [sum(range(20)), sum(range(20, 40))]
+    assert verify(run).findings == []
+
+
 def test_several_processes_give_the_same_run(tmp_path: Path) -> None:
     records = [turn(id=f"{i}-{g}", idx=g, info={"text": "long " * 200}) for i in range(40) for g in range(5)]
     (tmp_path / "traces.jsonl").write_bytes(lines(*records[:50], b"{", *records[50:], records[0]))

@@ -164,6 +164,12 @@ def test_importing_a_file_twice_adds_nothing(tmp_path: Path) -> None:
     assert state(tmp_path / "run") == before
 
 
+def test_an_id_that_is_no_valid_text_is_known_again(tmp_path: Path) -> None:
+    again(tmp_path, turn(id="half \ud800"), turn(id="b"))
+    assert again(tmp_path, turn(id="half \ud800"), turn(id="b")).known == 2
+    assert [r["id"] for r in decode(open_run(tmp_path / "run").table())] == ["half \ud800", "b"]
+
+
 def test_only_what_is_new_is_added_as_further_steps(tmp_path: Path) -> None:
     again(tmp_path, *[turn(id=f"a{i}", idx=0) for i in range(2)])
     done = again(tmp_path, *[turn(id=f"a{i}", idx=0) for i in range(2)], *[turn(id=f"b{i}", idx=1) for i in range(2)])
@@ -278,6 +284,31 @@ def test_a_failed_import_leaves_the_run_as_it_was(tmp_path: Path, monkeypatch: p
     monkeypatch.undo()
     assert state(tmp_path / "run") == before
     assert again(tmp_path, turn(id="b")).traces == 1
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_an_import_that_fails_while_it_commits_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    monkeypatch.setattr(import_steps, "STEP_BYTES", 1)
+    again(tmp_path, *[turn(id=f"{g}", idx=g) for g in range(3)])
+    before, puts = state(tmp_path / "run"), iter(range(9))
+
+    def put_once(path: Path, data: bytes) -> bool:
+        if next(puts) == failing:
+            raise OSError(28, "No space left on device")
+        return import_run_put_once(path, data)
+
+    import_run_put_once = import_run.put_once
+    monkeypatch.setattr(import_run, "put_once", put_once)
+    with pytest.raises(OSError, match="No space"):
+        again(tmp_path, turn(id="new", idx=1))
+    monkeypatch.setattr(import_run, "put_once", import_run_put_once)
+    assert state(tmp_path / "run") == before
+    assert again(tmp_path, turn(id="new", idx=1)).joined == 1
+    run = open_run(tmp_path / "run")
+    assert [g.trace_ids for g in run.groups()] == [("0",), ("1", "new"), ("2",)]
+    assert verify(run).findings == []
 
 
 def test_a_failed_first_import_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

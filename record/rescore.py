@@ -285,9 +285,12 @@ class _Job:
         new = asyncio.run(self._all(batches, commit))
         self._check(new, commit)
         tables = [with_scores(batch, new, self.target.run_id, mine.attempt) for batch in batches]
-        groups = [regrouped(group, new) for group in commit.groups]
+        names = tuple(s["name"] for s in self.result.signals if s["kind"] == "group reward")
+        groups = [regrouped(group, new, names) for group in commit.groups]
         firsts = [g.first_sample_index for g in commit.groups if g.first_sample_index is not None]
         outcomes = [o for batch in batches for o in read_outcomes(batch)]
+        if hooked := sum(o.handed_reward is not None for o in outcomes):
+            self.result.notes["rewards left out that a hook of the trainer had made of the old ones"] += hooked
         made = settle(tables, groups, outcomes, commit.step, max(start, min(firsts, default=0)))
         write_rescored(self.target.paths, mine, (row for item in new.values() for row in item.beside))
         file = write_parquet(

@@ -71,7 +71,7 @@ def rescore(
         print_json({"path": to, **result.to_dict()})
     else:
         print_rescored(run, to, result)
-    raise typer.Exit(1 if result.failures else 0)
+    raise typer.Exit(1 if result.failures or (result.changes and result.changes.counts["failed"]) else 0)
 
 
 def print_rescored(run: str, to: str, result: Rescored) -> None:

@@ -39,10 +39,10 @@ def with_scores(table: pa.Table, new: Mapping[str, New], run: str, attempt: int)
     return table
 
 
-def regrouped(group: Group, new: Mapping[str, New]) -> Group:
-    """The group record with the sums of the new scores. Its samples are numbered anew."""
+def regrouped(group: Group, new: Mapping[str, New], names: tuple[str, ...]) -> Group:
+    """The group record with the sums of the new scores and the names of its group rewards. Samples are numbered anew."""
     rewards = sum_rewards([new[t].rewards for t in group.trace_ids if t in new])
-    return replace(group, rewards=rewards, first_sample_index=None)
+    return replace(group, rewards=rewards, group_reward_names=names, first_sample_index=None)
 
 
 @dataclass(frozen=True)

@@ -358,6 +358,53 @@ def test_a_task_class_of_another_name_is_told_and_with_strict_refused(
         rescore(run, config, tmp_path / "strict", RescoreOptions(strict=True))
 
 
+def test_a_task_that_scores_in_a_way_of_its_own_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = (
+        OK
+        + """
+    async def score(self, trace, runtime=None):
+        await super().score(trace, runtime)
+        if trace.id == "b":
+            raise ValueError("no verdict")
+        trace.record_reward("bonus", 0.5, 2.0)
+
+    @vf.group_reward
+    async def size(self, traces):
+        return [1.0 for _ in traces]
+
+    async def score_group(self, traces):
+        for trace in traces:
+            trace.record_reward("size", len(traces))
+"""
+    )
+    run = record_run(tmp_path / "run", [[[trace("a"), trace("c")], [trace("b")]]])
+    result = rescore(run, probes(tmp_path, monkeypatch, body), tmp_path / "new")
+    assert rewards(tmp_path / "new") == {
+        "a": {"ok": 2.0, "bonus": 1.0, "size": 2.0},
+        "c": {"ok": 2.0, "bonus": 1.0, "size": 2.0},
+        "b": {"ok": None, "size": None},
+    }
+    assert {f["trace_id"] for f in result.failures} == {"b"}
+    checked(tmp_path / "new")
+
+
+def test_a_reward_that_a_hook_made_of_the_old_one_is_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder.open(tmp_path / "run", model="m")
+    recorder.started("train", 0)
+    recorder.add(trace("a", tokens=3), Context(group_index=0))
+    outcome = Outcome(trace_id="a", disposition="emitted", handed_reward=-1.0, remove_sample=(True,))
+    group = Group.from_records([trace("a")], expected_size=1, group_index=0)
+    recorder.commit_now("train", 0, groups=[group], outcomes=[outcome], record=Step())
+    recorder.close()
+    result = rescore(tmp_path / "run", probes(tmp_path, monkeypatch, OK), tmp_path / "new")
+    [row] = open_run(tmp_path / "new").table(columns=["handed_reward", "remove_sample", "disposition"]).to_pylist()
+    assert row == {"handed_reward": None, "remove_sample": [True], "disposition": "emitted"}
+    assert result.notes["rewards left out that a hook of the trainer had made of the old ones"] == 1
+    checked(tmp_path / "new")
+
+
 # -- judges
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, overload
 
 from rolltape.schema.errors import Damaged
 from rolltape.schema.fields import SCHEMA_VERSION, check_version
@@ -57,7 +58,7 @@ class Commit:
         return cls(
             part=Part.from_dict(body["part"]),
             file=Written(body["rows"], body["bytes"], body["sha256"]),
-            groups=[Group.from_dict(g) for g in body["groups"]],
+            groups=_Groups(body["groups"]),
             step=Step.from_dict(body["step"]),
             sums=body["sums"],
             fingerprint=body["fingerprint"],
@@ -68,6 +69,40 @@ class Commit:
     def read(cls, path: AnyPath) -> Commit:
         """Read a commit. Raises Damaged where it is cut or its checksum does not fit, UnsupportedVersion if it is newer."""
         return cls.from_dict(unsealed(path, SCHEMA_VERSION))
+
+
+class _Groups(Sequence[Group]):
+    """Group records, made when they are first looked at: opening a run reads every commit, and few ask for its groups."""
+
+    def __init__(self, data: Sequence[Mapping[str, Any]]) -> None:
+        self._data = data
+
+    @cached_property
+    def _made(self) -> list[Group]:
+        return [Group.from_dict(g) for g in self._data]
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    @overload
+    def __getitem__(self, index: int) -> Group: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Group]: ...
+
+    def __getitem__(self, index: int | slice) -> Group | list[Group]:
+        return self._made[index]
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._made)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._made == list(other)
+
+    def __repr__(self) -> str:
+        return repr(self._made)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def sealed(body: Mapping[str, Any]) -> bytes:
@@ -87,9 +122,18 @@ def unsealed(path: AnyPath, known: tuple[int, int]) -> dict[str, Any]:
             "copy; the step's Parquet file is no data without it."
         ) from error
     check_version(body.get("schema"), str(path), known)
-    if _text({**body, "checksum": checksum}) != raw or checksum != _checksum(body):
+    content, mark, end = raw.rpartition(_CHECKSUM)
+    if not mark or end != _end(checksum) or hashlib.sha256(content + b"}\n").hexdigest() != checksum:
         raise Damaged(f"{path}: the commit's checksum does not fit its content; restore the file from a copy.")
     return body
+
+
+_CHECKSUM = b',"checksum":'
+"""Begins the end of a commit. What comes before it is what the checksum is of, but for the closing bracket."""
+
+
+def _end(checksum: Any) -> bytes:
+    return f'"{checksum}"}}\n'.encode()
 
 
 def _text(body: Mapping[str, Any]) -> bytes:

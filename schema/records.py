@@ -135,14 +135,17 @@ class Group:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Group:
         """The inverse of `to_dict`."""
-        sums = dict(data["reward_sums"])
-        counts = dict(data["reward_counts"])
-        names = data.get("group_reward_names")
+        sums, names = data["reward_sums"], data.get("group_reward_names")
         return cls(
-            **{k: data[k] for k in ("split", "eval_name", "step", "group_index", "task_index", "task_key")},
+            split=data["split"],
+            eval_name=data["eval_name"],
+            step=data["step"],
+            group_index=data["group_index"],
+            task_index=data["task_index"],
+            task_key=data["task_key"],
             expected_size=data["expected_size"],
             trace_ids=tuple(data["trace_ids"]),
-            rewards={k: RewardSum(counts[k], sums.get(k)) for k in counts},
+            rewards={name: RewardSum(count, sums.get(name)) for name, count in data["reward_counts"].items()},
             group_reward_names=None if names is None else tuple(names),
             first_sample_index=data["first_sample_index"],
         )

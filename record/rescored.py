@@ -54,18 +54,13 @@ def differs(old: float | None, new: float | None) -> bool:
     return old != new and not math.isclose(old, new, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def path_of(paths: RunPaths, part: Part) -> Any:
-    """The file of a part."""
-    return paths.root / "rescored" / part.split / f"{part.stem}.parquet"
-
-
 def write_rescored(paths: RunPaths, part: Part, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a part's rows, whole or not at all. `changed` is filled in."""
     full = [{**row, "changed": differs(row["old"], row["new"])} for row in rows]
     table = pa.table({name: [row.get(name) for row in full] for name in SCHEMA.names}, SCHEMA)
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd", write_statistics=False)  # NaN makes pruning by min and max wrong
-    put_bytes(path_of(paths, part), sink.getvalue())
+    put_bytes(paths.rescored(part), sink.getvalue())
 
 
 @dataclass(frozen=True)
@@ -117,7 +112,7 @@ _COUNTS = """
 
 def changes(paths: RunPaths, parts: Sequence[Part], *, most: int = 1000) -> Changes:
     """The tables over the files of the given parts; at most `most` traces."""
-    tables = [pq.read_table(io.BytesIO(path_of(paths, part).read_bytes()), schema=SCHEMA) for part in parts]
+    tables = [pq.read_table(io.BytesIO(paths.rescored(part).read_bytes()), schema=SCHEMA) for part in parts]
     with duckdb.connect() as connection:
         connection.register("scores", pa.concat_tables([SCHEMA.empty_table(), *tables]))
         names = _dicts(connection.execute(_NAMES))

@@ -7,6 +7,7 @@
     <run>/journal/<attempt>.<writer>.journal               what has ended and is not committed yet
     <run>/annotations/<name>/<version>.json                columns that were added later, and beside it their file; no recording
     <run>/expected/<split>/<step>.<attempt>.<writer>.parquet   Samples that were approved, to be compared with; no recording
+    <run>/rescored/<split>/<step>.<attempt>.<writer>.parquet   of a re-scored run: old scores beside new
 
 Steps are padded to eight digits so that names sort in time order; nothing relies on it.
 """
@@ -141,6 +142,10 @@ class RunPaths:
     def expected(self, part: Part) -> AnyPath:
         """Samples of a part that were approved."""
         return self.root / "expected" / part.split / f"{part.stem}.parquet"
+
+    def rescored(self, part: Part) -> AnyPath:
+        """Old scores beside new, of a part of a re-scored run."""
+        return self.root / "rescored" / part.split / f"{part.stem}.parquet"
 
     def journal(self, attempt: int, writer: str) -> Path:
         """Journal of one writer in one attempt."""

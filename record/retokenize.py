@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.graph import message_hash
@@ -339,22 +340,17 @@ def _with_defaults(node: Mapping[str, Any]) -> dict[str, Any]:
 def _ends(rendered: Any, sampled: Sequence[bool]) -> list[int] | None:
     """Where each message ends among the rendered ids: a sampled reply where its last sampled token does, for the line break
     behind it belongs to the next node. None where the renderer does not tell messages apart."""
-    indices = rendered.message_indices
-    if not indices or max(indices) < 0:
+    indices = np.asarray(rendered.message_indices, np.int64)
+    if not len(indices) or indices.max() < 0:
         return None
-    mask = rendered.sampled_mask or [True] * len(indices)
-    last: dict[int, int] = {}
-    whole: dict[int, int] = {}
-    for place, (message, is_sampled) in enumerate(zip(indices, mask, strict=True)):
-        whole[message] = place + 1
-        if is_sampled:
-            last[message] = place + 1
-    ends, end = [], 0
-    for message, is_sampled in enumerate(sampled):
-        known = last if is_sampled and message in last else whole
-        end = max(end, known.get(message, end))
-        ends.append(end)
-    return ends
+    places = np.arange(1, len(indices) + 1)
+    mask = np.asarray(rendered.sampled_mask or [True] * len(indices), np.bool_)
+    last, whole = np.zeros(len(sampled), np.int64), np.zeros(len(sampled), np.int64)
+    for ends, mine in ((whole, indices >= 0), (last, (indices >= 0) & mask)):
+        np.maximum.at(ends, indices[mine], places[mine])
+    chosen = np.where(np.asarray(sampled, np.bool_) & (last > 0), last, whole)
+    result: list[int] = np.maximum.accumulate(chosen).tolist()
+    return result
 
 
 def _said(shown: Mapping[str, Any]) -> str:

@@ -29,8 +29,11 @@ _ELSEWHERE = {
     "import": ("rolltape.replay.import_cli", "import_command", ""),
     "stats": ("rolltape.replay.stats_cli", "stats_command", ""),
     "show": ("rolltape.replay.show_cli", "show_command", ""),
+    "notebook": ("rolltape.replay.notebook_cli", "notebook_command", ""),
     "sql": ("rolltape.replay.sql_cli", "sql_command", ""),
     "annotate": ("rolltape.replay.annotate_cli", "annotate_command", ""),
+    "compact": ("rolltape.replay.compact_cli", "compact_command", ""),
+    "prune": ("rolltape.replay.prune_cli", "prune_command", ""),
 }
 """Commands of other modules: module, function, and the extra that the module needs."""
 _ORDER = (

@@ -86,7 +86,7 @@ def connect(runs: Run | Sequence[Run], *, locked: bool = True, **selection: Any)
     asked = Asked.about(runs, Selection(**selection))
     connection = asked.connection("groups", "steps", "samples", own=not locked)
     add_annotations(connection, asked.runs)
-    connection.register("_rows", asked.every_column())
+    _from_files(connection, asked.every_column())
     if locked:
         lock(connection)
     return connection
@@ -100,7 +100,7 @@ class Asked:
     """By the name that the column `run` says."""
     parts: list[Chosen]
     schema: pa.Schema
-    journaled: list[ds.Dataset] = field(default_factory=list)
+    journaled: list[pa.Table] = field(default_factory=list)
     """Rows that are not committed, where they are asked for."""
     notes: list[str] = field(default_factory=list)
     """What was left out."""
@@ -124,14 +124,14 @@ class Asked:
             logger.warning(fault)
         notes = [*faults, *left_out(opened, splits, parts, selection)]
         schema = source.schema_of(parts)
-        return cls(opened, parts, schema, [source.in_memory(table, schema) for table in tables], notes)
+        return cls(opened, parts, schema, tables, notes)
 
     def connection(self, *filled: str, own: bool = False) -> duckdb.DuckDBPyConnection:
         """A connection with all views, over no rows yet; those of `filled` have theirs."""
         import duckdb
 
         connection = duckdb.connect(config={"python_enable_replacements": str(own).lower()})
-        connection.register("_rows", source.union([], self.schema))
+        _from_files(connection, source.union([], self.schema))
         for name, fill in (("steps", source.steps), ("groups", source.groups), ("samples", handed)):
             connection.register(f"_{name}", fill(self.parts if name in filled else []))
         later = [n for n in self.schema.names if n not in source.PLAIN.names and n not in source.KNOWN.names]
@@ -142,7 +142,8 @@ class Asked:
 
     def every_column(self) -> ds.Dataset:
         """The rows, read from their files as they are needed."""
-        return source.union([*source.rows(self.parts, self.schema), *self.journaled], self.schema)
+        live = [source.in_memory(table, self.schema) for table in self.journaled]
+        return source.union([*source.rows(self.parts, self.schema), *live], self.schema)
 
     def fill(self, connection: duckdb.DuckDBPyConnection, query: str, parameters: Parameters | None) -> None:
         """Give the connection the rows that the query needs: kept columns where they do, else the files."""
@@ -151,12 +152,21 @@ class Asked:
             kept = Kept(self.parts, needed.columns)
             # a filter by step opens few files, so it is no reason to read them all
             if kept.lacking < WORTH or "step" not in needed.filters:
-                some = source.in_memory(kept.table(), self.schema)
-                connection.register("_rows", source.union([some, *self.journaled], self.schema))
+                schema = source.taken_apart(self.schema)
+                tables = [kept.table(), *self.journaled]
+                connection.register("_kept", source.union([source.in_memory(t, schema) for t in tables], schema))
+                connection.execute("CREATE OR REPLACE TEMP VIEW _rows AS SELECT * FROM _kept")
                 again = plan.needed(connection, query, parameters)
                 if again is not None and again.columns <= needed.columns:
                     return
-        connection.register("_rows", self.every_column())
+        _from_files(connection, self.every_column())
+
+
+def _from_files(connection: duckdb.DuckDBPyConnection, rows: ds.Dataset) -> None:
+    """Let the views read `rows`."""
+    connection.register("_files", rows)
+    entries = ", ".join(f"map_entries({name}) AS {entry}" for name, entry in source.ENTRIES.items())
+    connection.execute(f"CREATE OR REPLACE TEMP VIEW _rows AS SELECT *, {entries} FROM _files")
 
 
 _OWNER = 300
@@ -209,7 +219,7 @@ def failure(error: duckdb.Error) -> RolltapeError:
     import duckdb
 
     said = str(error).strip()
-    if "'_rows' failed" in said or "page integrity" in said:
+    if "'_files' failed" in said or "page integrity" in said:
         return Damaged(f"a file of the run does not read back ({said}); `rolltape verify` names it.")
     if isinstance(error, duckdb.PermissionException):
         return BadInput(f"the query wants what it may not have: it reads the views, and nothing is written ({said}).")

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rolltape.replay.sql.source import ENTRIES
 from rolltape.schema.fields import ROW
 
 if TYPE_CHECKING:
     import duckdb
 
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+_MAPS = {entry: name for name, entry in ENTRIES.items()}
 _DYNAMIC = ("query", "query_table")
 """Functions that take a table's name as text, which may be put together."""
 
@@ -48,7 +50,8 @@ def needed(
         if "Projections" not in scan:
             return None
         projected = scan["Projections"]
-        columns.update([projected] if isinstance(projected, str) else projected)
+        projected = [projected] if isinstance(projected, str) else projected
+        columns.update(_MAPS.get(name, name) for name in projected)
         conditions = scan.get("Filters", ())
         for condition in [conditions] if isinstance(conditions, str) else conditions:
             filters.update(name.replace('""', '"') for name in _QUOTED.findall(condition))

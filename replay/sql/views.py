@@ -1,7 +1,8 @@
 """The views, each declared once: what `rolltape sql --schema` prints is what the database is asked.
 
-Rows come from three tables that `source` fills: `_rows` (the rows of the Parquet files, with `_run`, `_run_id`,
-`_superseded` and `_journaled`), `_groups` and `_steps` (the records of the commits), `_samples` (what was handed over).
+They select from tables that `connection` fills: `_rows` (the rows of the Parquet files, what is known of each in `_run`,
+`_run_id`, `_superseded` and `_journaled`, and the entries of rewards and metrics in `_rewards` and `_metrics`), `_groups` and
+`_steps` (the records of the commits), `_samples` (what was handed over).
 
 A list is taken apart by numbering its places and then asking for the one at each place: of several lists unnested side by
 side all would be read, whatever the query wants, and a trace's text would be copied for each of its tokens.
@@ -193,7 +194,7 @@ _REWARDS = View(
         ),
         Column("weight", "DOUBLE", "weight; null where the release does not tell it", "weights[_entry.key]"),
     ),
-    "(SELECT *, unnest(map_entries(rewards)) AS _entry FROM _rows)",
+    "(SELECT *, unnest(_rewards) AS _entry FROM _rows)",
     EXAMPLES["rewards"],
 )
 
@@ -205,7 +206,7 @@ _METRICS = View(
         Column("name", "VARCHAR", "name of the metric, as it is", "_entry.key"),
         Column("value", "DOUBLE", "the metric; null: not measured", "_entry.value"),
     ),
-    "(SELECT *, unnest(map_entries(metrics)) AS _entry FROM _rows)",
+    "(SELECT *, unnest(_metrics) AS _entry FROM _rows)",
     EXAMPLES["metrics"],
 )
 

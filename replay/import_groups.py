@@ -33,7 +33,7 @@ def group_key(by: GroupBy, record: Mapping[str, Any], line: Mapping[str, Any], s
     """
     agent = as_mapping(record.get("agent"))
     key = (_key(by, record, line, source), agent.get("name"), is_trained(record))
-    text = json.dumps(key, sort_keys=True, default=repr)
+    text = repr(key)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
@@ -61,7 +61,8 @@ def _task(record: Mapping[str, Any]) -> Key:
     data = as_mapping(task.get("data"))
     if isinstance(task.get("key"), str):
         return task.get("type"), "key", task["key"]
-    return task.get("type"), "idx", data if data.get("idx") is None else data["idx"]
+    index = data.get("idx")
+    return task.get("type"), "idx", json.dumps(data, sort_keys=True) if index is None else index
 
 
 def _run(record: Mapping[str, Any], line: Mapping[str, Any]) -> Key | None:

@@ -18,9 +18,9 @@ from rolltape.replay.import_groups import GroupBy, group_key, is_trained
 from rolltape.replay.import_sources import Block, Source
 from rolltape.schema.encoding import Row, row_of
 from rolltape.schema.episodes import KEY, envelope, is_episode
-from rolltape.schema.errors import RolltapeError
+from rolltape.schema.errors import BadInput, RolltapeError
 from rolltape.schema.fields import TRACE
-from rolltape.schema.jsontext import clean_text
+from rolltape.schema.jsontext import clean_text, fits_extra
 from rolltape.schema.records import Context, as_mapping
 from rolltape.schema.releases import version_of
 from rolltape.schema.table import rows_to_table
@@ -152,6 +152,12 @@ class Taker:
     def _trace(self, line: _Line, record: Any, index: int | None, rows: list[Row]) -> Found:
         """Trace `index` of an Episode, or the line itself. Raises Skip where it is none."""
         trace = _id_of(record, index)
+        try:
+            return self._encoded(trace, line, record, index, rows)
+        except _NOT_TAKEN_APART as error:
+            raise Skip(f"cannot be taken apart ({error})", trace) from error
+
+    def _encoded(self, trace: str, line: _Line, record: dict[str, Any], index: int | None, rows: list[Row]) -> Found:
         siblings = 1 if index is None else len(line.value["traces"])
         found = Found(
             line=line.number,
@@ -163,13 +169,11 @@ class Taker:
         )
         if trace in self.known:
             return found
-        context = self.empty if "agent" in record else self.contexts[line.source]
-        try:
-            row = row_of(record, context)
-            if index is not None:
-                row.extra[KEY] = envelope(line.value, index)
-        except _NOT_TAKEN_APART as error:
-            raise Skip(f"cannot be taken apart ({error})", trace) from error
+        row = row_of(record, self.empty if "agent" in record else self.contexts[line.source])
+        if index is not None:
+            row.extra[KEY] = envelope(line.value, index)
+            if not fits_extra(row.extra):
+                raise BadInput("the Episode is nested too deeply")
         found.row, found.bytes, found.tokens = len(rows), line.size // siblings, row.values["num_tokens"]
         found.model, found.rounded = row.values["model"], row.values["logprob_decimals"] is not None
         rows.append(row)

@@ -9,31 +9,24 @@ not taken again; traces that belong to one of its groups are added to that group
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from rolltape.replay.import_groups import GROUP_BY, GroupBy
+from rolltape.replay.import_jobs import workers
 from rolltape.replay.import_lines import Found, Taken, Taker
 from rolltape.replay.import_run import Target, target_at
 from rolltape.replay.import_sources import Block, Cut, Source, blocks, find_sources
-from rolltape.replay.import_steps import Members, write_step
+from rolltape.replay.import_steps import Members
 from rolltape.schema.commits import Commit
-from rolltape.schema.errors import BadInput, RolltapeError
+from rolltape.schema.errors import BadInput
 
 Told = Callable[[Literal["reading", "writing"], int, int | None], None]
 """Called with what is done of how much: megabytes read (all of them unknown for a pipe), steps written."""
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 Kind = Literal["skipped", "repeated"]
 
@@ -41,10 +34,6 @@ MOST_NAMED = 1000
 """Lines that are named; more are only counted."""
 UNKNOWN_RELEASE = "0.2.0"
 """Records name their release from 0.2.1 on."""
-
-
-class BrokenImport(RolltapeError, RuntimeError):
-    """A process of an import was killed."""
 
 
 @dataclass(frozen=True)
@@ -131,17 +120,17 @@ def import_files(
     if jobs < 1:
         raise BadInput(f"jobs {jobs}: expected 1 or more.")
     sources = find_sources([files] if isinstance(files, (str, Path)) else files)
-    with target_at(run) as (target, folder), _processes(jobs) as processes:
+    with target_at(run) as (target, folder), workers(jobs) as work:
         result = Imported(target.run_id)
         reader = _Reader(sources, target, result, strict=strict, copied=jobs > 1)
-        processes.start(Taker(folder, sources, group_by, target.known, target.run_id))
-        for taken in processes.each(_take, reader.blocks(told)):
+        taker = Taker(folder, sources, group_by, target.known, target.run_id)
+        for taken in work.take(taker, reader.blocks(told)):
             reader.add(taken)
         reader.finish()
         if result.traces:
             plans = target.plan(reader.members, reader.files, folder)
             commits: list[Commit] = []
-            for commit in processes.each(write_step, plans):
+            for commit in work.write(plans):
                 commits.append(commit)
                 told("writing", len(commits), len(plans))
             result.steps = len(commits)
@@ -251,69 +240,3 @@ class _Reader:
         result.groups = len(self.members)
         result.joined = sum(self.target.has(group.index) for group in self.members.values())
         result.releases = dict(sorted(self.releases.items()))
-
-
-# -- processes
-
-
-_taker: Taker | None = None
-
-
-def _begin(taker: Taker) -> None:
-    """What a process does first. An interrupt is the parent's to handle."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _set(taker)
-
-
-def _set(taker: Taker) -> None:
-    global _taker
-    _taker = taker
-
-
-def _take(block: Block) -> Taken:
-    assert _taker is not None
-    return _taker.take(block)
-
-
-class _Processes:
-    """This process, or several."""
-
-    def __init__(self, jobs: int) -> None:
-        self.jobs = jobs
-        self.pool: ProcessPoolExecutor | None = None
-
-    def start(self, taker: Taker) -> None:
-        """Let every process know what to take."""
-        if self.jobs == 1:
-            _set(taker)
-        else:
-            spawn = multiprocessing.get_context("spawn")  # a fork would copy locks that Arrow's threads hold
-            self.pool = ProcessPoolExecutor(self.jobs, spawn, _begin, (taker,))
-
-    def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """`function` of every item, in order; a few items ahead where there are several processes."""
-        if self.pool is None:
-            yield from map(function, items)
-            return
-        waiting: deque[Future[R]] = deque()
-        for item in items:
-            waiting.append(self.pool.submit(function, item))
-            if len(waiting) > self.jobs:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-@contextmanager
-def _processes(jobs: int) -> Iterator[_Processes]:
-    processes = _Processes(jobs)
-    try:
-        yield processes
-    except BrokenProcessPool as error:
-        raise BrokenImport(
-            "one of the import's processes ended before its work did, perhaps for want of memory; nothing was imported. Try "
-            "again with fewer."
-        ) from error
-    finally:
-        if processes.pool is not None:
-            processes.pool.shutdown(cancel_futures=True)

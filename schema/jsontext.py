@@ -76,7 +76,7 @@ def from_json(text: str) -> Any:
 def _with_room(function: Callable[[_In], _Out], argument: _In) -> _Out:
     try:
         return function(argument)
-    except RecursionError:  # what could be written from some depth of the stack can be read from an empty one
+    except RecursionError:  # what could be read from some depth of the stack can be written from an empty one, and back
         with ThreadPoolExecutor(1) as empty:
             return empty.submit(function, argument).result()
 
@@ -116,6 +116,10 @@ def pack_extra(value: Mapping[str, Any]) -> bytes:
     The one string that an escape cannot say, two lone surrogates that would read as a pair, makes the text UTF-8 with
     surrogates passed through.
     """
+    return _with_room(_pack_extra, value)
+
+
+def _pack_extra(value: Mapping[str, Any]) -> bytes:
     try:
         text = _LOOSE(value)
     except TypeError:

@@ -179,6 +179,20 @@ def test_nesting_beyond_reason_costs_its_line_only(tmp_path: Path) -> None:
     assert list(named(done, "skipped")) == [1]
 
 
+@pytest.mark.parametrize("depth", [900, 975, 985, 992])
+def test_nesting_at_the_edge_of_reason_is_kept_or_named(tmp_path: Path, depth: int) -> None:
+    deep = "[" * depth + "]" * depth
+    trace = json.dumps(turn(id="t")).replace('"idx": 0', f'"idx": 0, "deep": {deep}')
+    line = {"id": "e", "env": {"id": "x"}, "deep": 0, "traces": [turn(id="inside")]}
+    episode = json.dumps(line).replace('"deep": 0', f'"deep": {deep}')
+    done, back = imported(tmp_path, lines(turn(id="a"), trace.encode(), episode.encode()))
+    assert adds_up(done)
+    assert (len(back), done.skipped) == (done.traces, 3 - done.traces)
+    assert depth > 900 or done.clean
+    for record in back:
+        assert json.dumps(record) in (trace, json.dumps(turn(id="a")), json.dumps(turn(id="inside")))
+
+
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"not json\n", b"[]\n"])
 def test_a_file_without_any_trace_is_refused_and_leaves_nothing(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "traces.jsonl").write_bytes(data)

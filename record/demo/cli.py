@@ -55,11 +55,10 @@ def demo(
 def next_commands(folder: DemoFolder) -> list[tuple[str, str]]:
     """Three things to try next: what it is for, and the command, through uv where the demo was started like that."""
     run, uv = folder.run, "uv run " if os.environ.get("UV") else ""
-    traces = f"{run}/traces/train/*.parquet"
-    query = f"select task_name, count(*), round(avg(reward), 2) from '{traces}' group by all order by 1"
+    query = "SELECT task_name, count(*) AS traces, avg(reward) AS reward FROM traces GROUP BY ALL ORDER BY reward"
     return [
         ("Check the run against what the race must pay", f"{uv}rolltape verify {run} --expect {folder.expectation}"),
-        ("Ask the traces with SQL", f'{uv}python -c "import duckdb; print(duckdb.sql(\\"{query}\\"))"'),
+        ("Ask the traces with SQL", f'{uv}rolltape sql {run} "{query}"'),
         (
             f"Record more with the engine on its own ({uv}rolltape engine, in another terminal)",
             f"{uv}rolltape record {folder.environment} --run {run}-2 --engine http://127.0.0.1:30000 --model {MODEL} "

@@ -71,6 +71,8 @@ _PHASES = {"reading": "reading, MB", "writing": "writing, steps"}
 def _print(done: Imported, run: str) -> None:
     new = f"{done.traces} traces in {done.groups} groups, {done.tokens:,} tokens" if done.traces else "nothing new"
     _say(f"{new} → {run}")
+    if len(done.releases) > 1:
+        _say("of Verifiers " + ", ".join(f"{release}: {n}" for release, n in done.releases.items()))
     if done.known:
         _say(f"{done.known} traces were there already" + (f"; {done.joined} groups got more" if done.joined else ""))
     if done.untrained:

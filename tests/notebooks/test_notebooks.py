@@ -105,10 +105,10 @@ def test_a_notebook_runs_on_the_demo_run_and_on_a_made_up_one(notebook: Any, dem
 
 
 def test_two_runs_are_compared(life: Path, other: Path) -> None:
-    pictures, names = opened("compare", life, other)
+    pictures, names = opened("compare", other, life)
     check_pictures(pictures, 6)
     lines = {line.get_label(): line for line in pictures["Reward"].get_lines()}
-    for run, letter in ((life, "A: life"), (other, "B: other")):
+    for run, letter in ((other, "A: other"), (life, "B: life")):
         by_step = defaultdict(list)
         for row in rows_of(run):
             if finite(row["reward"]):

@@ -227,8 +227,11 @@ class Run:
         except Damaged:
             if rewrites_in(self.paths, commit.part.split) <= self.contents.listed:
                 raise
-            held = Run(self.paths, self.info).held(commit)
-            held.check_size()
+            now = Run(self.paths, self.info).held(commit)
+            now.check_size()
+            if set(now.pruned) > set(held.pruned):
+                raise Damaged(f"{held.path}: columns of it were pruned meanwhile; open the run again.") from None
+            return now
         return held
 
     def footer(self, held: Held) -> Any:

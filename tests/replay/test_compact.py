@@ -242,7 +242,7 @@ def test_a_kill_at_any_moment_leaves_a_run_that_reads_right_and_can_be_compacted
     (tmp_path / "killed").mkdir()
     subprocess.run([sys.executable, str(KILL_POINTS), str(root), str(tmp_path / "killed"), "compact"], check=True)
     copies = sorted((tmp_path / "killed").iterdir(), key=lambda p: int(p.name))
-    assert len(copies) > 8
+    assert len(copies) > 6
     seen = []
     for copy in copies:
         run = open_run(copy)

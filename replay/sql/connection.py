@@ -182,11 +182,20 @@ def left_out(
         if others:
             yield f"{label}: the splits {', '.join(others)} are left out; --eval reads them too, --split chooses."
         chosen = {p.commit.part for p in parts if p.label == label}
+        pruned = [h.pruned for part, h in run.contents.moved.items() if h.pruned and part in chosen]
+        if pruned:
+            names = sorted({name for columns in pruned for name in columns})
+            some = ", ".join(names[:4]) + (f" and {len(names) - 4} more columns" if len(names) > 4 else "")
+            yield f"{label}: {some} of {_number(pruned, 'part')} were pruned, and are null."
         older = [c for c in run.all_commits if c.part.split in splits and c.part not in chosen]
         if older and selection.attempt is None:
-            yield f"{label}: {len(older)} parts that a newer attempt took back are left out; --all-attempts reads them too."
+            yield f"{label}: {_number(older, 'part')} that a newer attempt took back: left out; --all-attempts reads such too."
         if not selection.live and any(f.stat().st_size > _OWNER for f in run.paths.journals.glob("*.journal")):
             yield f"{label}: what its journals hold is left out, for it is not committed yet; --live reads it too."
+
+
+def _number(items: Sequence[Any], what: str) -> str:
+    return f"{len(items)} {what}{'s' * (len(items) != 1)}"
 
 
 def lock(connection: duckdb.DuckDBPyConnection) -> None:

@@ -20,6 +20,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from rolltape.replay.contents import Held
 from rolltape.replay.run import Run
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged
@@ -180,26 +181,30 @@ def union(datasets: Sequence[ds.Dataset], schema: pa.Schema) -> ds.Dataset:
 
 def dataset(parts: Sequence[Chosen], schema: pa.Schema) -> ds.Dataset:
     """The files of parts of one run."""
-    check_files(parts)
+    held = [(part, part.run.held(part.commit)) for part in parts]
+    check_files(parts[0].run, [h for _, h in held])
     files = located(parts[0].run.paths.root)[0]
-    return ds.FileSystemDataset([_fragment(of) for of in _by_file(parts)], schema, FORMAT, files)
+    known_ = {part.superseded: _expression(_constants(part), KNOWN) for part in parts}
+    fragments = [_fragment(of, known_[of[0][0].superseded]) for of in _by_file(held)]
+    return ds.FileSystemDataset(fragments, schema, FORMAT, files)
 
 
-def _by_file(parts: Iterable[Chosen]) -> list[list[Chosen]]:
-    """`parts` by the file that their rows lie in, those of one file together where the same is known of them but the step."""
-    found: dict[Any, list[Chosen]] = {}
-    for part in parts:
-        known_ = part.superseded, part.commit.step.writer
-        found.setdefault((part.run.held(part.commit).path, known_), []).append(part)
-    return list(found.values())
+def _by_file(held: Iterable[tuple[Chosen, Held]]) -> Iterable[list[tuple[Chosen, Held]]]:
+    """Parts by the file that their rows lie in, those of one file together where the same is known of them but the step."""
+    found: dict[Any, list[tuple[Chosen, Held]]] = {}
+    for part, where in held:
+        found.setdefault((where.path, part.superseded), []).append((part, where))
+    return found.values()
 
 
-def _fragment(parts: Sequence[Chosen]) -> ds.Fragment:
-    """The rows of `parts`, which lie in one file."""
-    held = [part.run.held(part.commit) for part in parts]
-    files, name = located(held[0].path)
-    groups = None if held[0].row_groups is None else [i for h in held for i in h.row_groups or ()]
-    return FORMAT.make_fragment(name, files, _expression(parts), groups)
+def _fragment(held: Sequence[tuple[Chosen, Held]], known_: pc.Expression) -> ds.Fragment:
+    """The rows of parts that lie in one file: of these steps, as is known without opening it."""
+    files, name = located(held[0][1].path)
+    steps_ = [part.commit.step.step for part, _ in held]
+    step, first, last = pc.field("step"), min(steps_), max(steps_)
+    said = step == first if first == last else (step >= first) & (step <= last)
+    groups = None if held[0][1].row_groups is None else [i for _, h in held for i in h.row_groups or ()]
+    return FORMAT.make_fragment(name, files, known_ & said, groups)
 
 
 def located(path: Any) -> tuple[fs.FileSystem, str]:
@@ -212,20 +217,11 @@ def located(path: Any) -> tuple[fs.FileSystem, str]:
 _LOCAL = fs.LocalFileSystem()
 
 
-def _expression(parts: Sequence[Chosen]) -> pc.Expression:
-    """What is known of every row of parts that lie in one file without opening it."""
-    part, steps_ = parts[0], [p.commit.step.step for p in parts]
-    step = part.commit.step
-    values: dict[str, Any] = {"split": step.split, "attempt": step.attempt, "writer": step.writer}
+def _expression(values: Mapping[str, Any], schema: pa.Schema) -> pc.Expression:
+    """That these columns have these values."""
     result = pc.scalar(True)
-    if len(set(steps_)) == 1:
-        values["step"] = step.step
-    else:
-        result = (pc.field("step") >= min(steps_)) & (pc.field("step") <= max(steps_))
     for name, value in values.items():
-        result &= pc.field(name) == pa.scalar(value, PLAIN.field(name).type)
-    for name, value in _constants(part).items():
-        result &= pc.field(name) == pa.scalar(value, KNOWN.field(name).type)
+        result &= pc.field(name) == pa.scalar(value, schema.field(name).type)
     return result
 
 
@@ -253,13 +249,12 @@ def with_columns(table: pa.Table, names: Sequence[str], rows: int) -> pa.Table:
     return pa.table(columns, schema=pa.schema(fields))
 
 
-def check_files(parts: Sequence[Chosen]) -> None:
-    """Refuse a part of a run whose file is not as long as it was when it was committed. Raises Damaged."""
-    paths = parts[0].run.paths
-    listed = None if isinstance(paths.root, Path) else sizes(paths.traces, "*/*.parquet")
-    for held in {h.path: h for h in (part.run.held(part.commit) for part in parts)}.values():
-        if listed is None or listed.get(held.path) != held.file.bytes:
-            held.check_size()
+def check_files(run: Run, held: Iterable[Held]) -> None:
+    """Refuse a file that is not as long as it was when it was committed. Raises Damaged."""
+    listed = None if isinstance(run.paths.root, Path) else sizes(run.paths.traces, "*/*.parquet")
+    for where in {h.path: h for h in held}.values():
+        if listed is None or listed.get(where.path) != where.file.bytes:
+            where.check_size()
 
 
 def _other_schemas(parts: Iterable[Chosen]) -> Iterator[pa.Schema]:

@@ -16,7 +16,10 @@ import pytest
 from replay_build import Record, put_attempt, put_part, put_run, put_step, turn
 
 from rolltape.replay import open_run
+from rolltape.replay.compact import compact
+from rolltape.replay.prune import Wish, prune
 from rolltape.replay.sql import VIEWS, Selection, connect, kept, sql
+from rolltape.replay.sql.connection import ask as asking
 from rolltape.schema import ROW, BadInput, Damaged, Step, encode
 from rolltape.schema.commits import Commit
 from rolltape.schema.parquet import Written, put_once
@@ -404,6 +407,33 @@ def test_another_run_in_the_same_place_is_another_one(tmp_path: Path, twenty: Pa
 def test_a_column_is_never_null_because_it_was_not_thought_to_be_needed(kept_run: Path, query: str) -> None:
     run = open_run(kept_run)
     assert repr(run.sql(query).fetchall()) == repr(connect(run).execute(query).fetchall())
+
+
+# -- files that were merged or pruned
+
+
+@pytest.mark.usefixtures("cache")
+def test_answers_stay_what_they_were_when_files_are_merged(twenty: Path) -> None:
+    queries = (
+        BY_NAME,
+        "SELECT step, trace_id, len(token_ids) FROM traces WHERE step = 7",
+        "SELECT sum(tokens), count(*) FROM nodes WHERE step BETWEEN 3 AND 12",
+        "SELECT count(*), avg(logprob) FROM tokens",
+        "SELECT count(*) FROM samples",
+    )
+    before = [ask(twenty, query) for query in queries]
+    compact(open_run(twenty))
+    prune(open_run(twenty), Wish(replaced=True))
+    assert len(list(twenty.glob("traces/train/*.parquet"))) < 20
+    assert [ask(twenty, query) for query in queries] == before
+
+
+def test_what_was_pruned_is_null_and_said(twenty: Path) -> None:
+    prune(open_run(twenty), Wish(tokens=True, before=5))
+    answer = asking(open_run(twenty), "SELECT count(*), count(token_id) FROM tokens")
+    assert answer.relation.fetchall() == [(120, 90)]
+    [note] = answer.notes
+    assert "of 5 parts were pruned, and are null" in note
 
 
 # -- read-only

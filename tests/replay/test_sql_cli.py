@@ -191,9 +191,7 @@ def test_what_is_left_out_is_said_on_standard_error(rolltape: Cli, tmp_path: Pat
     code, out, err = rolltape(tmp_path, query, "--json")
     assert (code, json.loads(out)) == (0, [{"n": 1, "old": 0}])
     assert f"{tmp_path.name}: the splits eval are left out; --eval reads them too, --split chooses.\n" in err
-    assert (
-        f"{tmp_path.name}: 1 parts that a newer attempt took back are left out; --all-attempts reads them too.\n" in err
-    )
+    assert f"{tmp_path.name}: 1 part that a newer attempt took back: left out; --all-attempts reads such too.\n" in err
     code, out, err = rolltape(tmp_path, query, "--json", "--all-attempts", "--eval")
     assert (code, json.loads(out), err) == (0, [{"n": 3, "old": 1}], "")
     assert json.loads(rolltape(tmp_path, query, "--json", "--attempt", 0, "--split", "train")[1]) == [

@@ -308,7 +308,7 @@ def _(con):
         SELECT trace_id, coalesce(task_name, 'task ' || task_idx) AS task, reward, num_sampled FROM rollouts
         WHERE step = (SELECT max(step) FROM rollouts) ORDER BY reward NULLS FIRST, trace_id LIMIT 200
     """).fetchall()
-    _said = {f"{task} · reward {reward} · {n} tokens · {id[:8]}": id for id, task, reward, n in _last}
+    _said = {f"{task} · reward {reward} · {n} tokens · {id}": id for id, task, reward, n in _last}
     trace = mo.ui.dropdown(_said, value=next(iter(_said), None), label="rollout", searchable=True)
     trace
     return (trace,)

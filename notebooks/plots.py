@@ -24,19 +24,11 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-BLUE, ORANGE, GREEN, RED, SKY, PINK, YELLOW = (
-    *("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#f0e442"),
-)
+BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
+SKY, PINK, YELLOW = "#56b4e9", "#cc79a7", "#f0e442"
 COLORS = (BLUE, ORANGE, GREEN, RED, SKY, PINK, YELLOW)
 """Okabe and Ito's palette."""
 GREY, FAINT = "#6b6b6b", "#d9d9d9"
-
-
-def shade(number: int, of: int) -> str:
-    """One of several colours that go from dark to bright, for curves that have an order."""
-    return matplotlib.colors.to_hex(matplotlib.colormaps["viridis"](0.9 * number / max(1, of - 1)))
-
-
 DASHES = ("-", "--", "-.", ":")
 """So that curves differ also where colours do not."""
 MANY = 60
@@ -85,9 +77,10 @@ def columns(answer: duckdb.DuckDBPyRelation) -> dict[str, npt.NDArray[Any]]:
 
 
 def _column(values: pa.ChunkedArray) -> npt.NDArray[Any]:
-    if pa.types.is_string(values.type) or pa.types.is_nested(values.type):
-        return np.array(values.to_pylist(), object)
-    return np.array([np.nan if v is None else float(v) for v in values.to_pylist()], np.float64)
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
+    if any(numeric(values.type) for numeric in kinds):
+        return np.array([np.nan if v is None else float(v) for v in values.to_pylist()], np.float64)
+    return np.array(values.to_pylist(), object)
 
 
 def groups(found: Mapping[str, npt.NDArray[Any]], by: str) -> dict[Any, dict[str, npt.NDArray[Any]]]:
@@ -96,6 +89,11 @@ def groups(found: Mapping[str, npt.NDArray[Any]], by: str) -> dict[Any, dict[str
     return {
         value: {name: column[found[by] == value] for name, column in found.items()} for value in dict.fromkeys(values)
     }
+
+
+def shade(number: int, of: int) -> str:
+    """One of several colours that go from dark to bright, for curves that have an order."""
+    return matplotlib.colors.to_hex(matplotlib.colormaps["viridis"](0.9 * number / max(1, of - 1)))
 
 
 # -- curves
@@ -108,7 +106,7 @@ def line(ax: Axes, x: npt.ArrayLike, y: npt.ArrayLike, label: str = "", number: 
     """
     steps, values = _with_gaps(x, y)
     color = style.pop("color", COLORS[number % len(COLORS)])
-    dashes = style.pop("linestyle", DASHES[(number // len(COLORS) + number) % len(DASHES)])
+    dashes = style.pop("linestyle", DASHES[number % len(DASHES)])
     drawn = {"color": color, "linestyle": dashes, "label": _said(label), "linewidth": 1.8, **style}
     if len(steps) > MANY:
         ax.set_xlabel(f"step (dots: each step; curves: mean of {window(len(steps))} steps)")

@@ -89,6 +89,8 @@ def _print(done: Imported, run: str) -> None:
         _say(f"and {more} more; --json names {len(done.left)} of them")
     for sentence in done.cut:
         _say(sentence, "red")
+    for sentence in done.unread:
+        _say(sentence, "yellow")
     if not done.clean:
         parts = {k: getattr(done, k) for k in ("imported", "skipped", "repeated", "blank")}
         _say(f"{done.lines} lines: " + ", ".join(f"{n} {k}" for k, n in parts.items() if n))

@@ -11,6 +11,7 @@ import itertools
 import json
 import sys
 import tomllib
+import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -44,6 +45,8 @@ class Source:
     path: Path | None
     config: Mapping[str, Any] = field(default_factory=dict)
     """The configuration beside it; empty where there is none."""
+    unread: str | None = None
+    """Which configuration beside it could not be read, and why."""
 
     @property
     def bytes(self) -> int | None:
@@ -52,8 +55,8 @@ class Source:
 
     @property
     def identity(self) -> str:
-        """What tells it from other files, wherever it is imported from."""
-        return "-" if self.path is None else str(self.path.resolve())
+        """What tells it from other files, wherever it is imported from. A pipe is another each time."""
+        return uuid.uuid4().hex if self.path is None else str(self.path.resolve())
 
     @property
     def rollouts(self) -> int:
@@ -127,8 +130,7 @@ def _at(path: Path) -> list[Source]:
             raise BadInput(f"{path}: no such file; expected Verifiers' traces.jsonl, or the folder it lies in.")
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}); expected Verifiers' traces.jsonl.") from error
-    beside = _config(path.parent) if path.name in _NAMES else {}
-    return [Source(str(path), path, beside)]
+    return [_source(path, path.parent) if path.name in _NAMES else Source(str(path), path)]
 
 
 def _in_folder(folder: Path) -> list[Source]:
@@ -136,20 +138,22 @@ def _in_folder(folder: Path) -> list[Source]:
     found = here or sorted(p for name in _NAMES for p in folder.rglob(name) if p.is_file())
     if not found:
         raise BadInput(f"{folder}: no traces.jsonl in this folder or below it; expected Verifiers' traces.jsonl.")
-    return [Source(str(path), path, _config(path.parent)) for path in found]
+    return [_source(path, path.parent) for path in found]
 
 
-def _config(folder: Path) -> Mapping[str, Any]:
-    """The configuration of the evaluation that wrote to `folder`; empty where none is found, or it cannot be read."""
-    for path in (p for pattern in _CONFIGS for p in sorted(folder.glob(pattern))):
+def _source(path: Path, folder: Path) -> Source:
+    """A file, with the configuration of the evaluation that wrote to `folder` where one is there."""
+    unread = None
+    for place in (p for pattern in _CONFIGS for p in sorted(folder.glob(pattern))):
         try:
-            text = path.read_text(encoding="utf-8")
-            value = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-        except (OSError, ValueError):
+            text = place.read_text(encoding="utf-8")
+            value = tomllib.loads(text) if place.suffix == ".toml" else json.loads(text)
+        except (OSError, ValueError, RecursionError) as error:
+            unread = f"{place}: no configuration that can be read ({error}); nothing was taken from it"
             continue
         if isinstance(value, dict):
-            return value
-    return {}
+            return Source(str(path), path, value)
+    return Source(str(path), path, unread=unread)
 
 
 def blocks(number: int, source: Source, *, copied: bool = False) -> Iterator[Block]:

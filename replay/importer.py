@@ -26,7 +26,7 @@ from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput
 
 Told = Callable[[Literal["reading", "writing"], int, int | None], None]
-"""Called with what is done of how much: megabytes read (all of them unknown for a pipe), steps written."""
+"""Called with what is done of how much: megabytes read (of None where a pipe's length is not known), steps written."""
 
 Kind = Literal["skipped", "repeated"]
 
@@ -84,6 +84,8 @@ class Imported:
     """Traces added of agents that are not trained: rows, and in no group."""
     cut: list[str] = field(default_factory=list)
     """Compressed files that end, or are damaged, before their end."""
+    unread: list[str] = field(default_factory=list)
+    """Configurations beside the files that could not be read."""
     left: list[Left] = field(default_factory=list)
     """What was left out, at most MOST_NAMED."""
     unnamed: int = 0
@@ -121,7 +123,7 @@ def import_files(
         raise BadInput(f"jobs {jobs}: expected 1 or more.")
     sources = find_sources([files] if isinstance(files, (str, Path)) else files)
     with target_at(run) as (target, folder), workers(jobs) as work:
-        result = Imported(target.run_id)
+        result = Imported(target.run_id, unread=[source.unread for source in sources if source.unread])
         reader = _Reader(sources, target, result, strict=strict, copied=jobs > 1)
         taker = Taker(folder, sources, group_by, target.known, target.run_id)
         for taken in work.take(taker, reader.blocks(told)):

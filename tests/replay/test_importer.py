@@ -266,6 +266,8 @@ def test_standard_input_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     data = zstandard.compress(lines(turn(id="a"), turn(id="b")))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
     assert import_files("-", tmp_path / "run").traces == 2
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(lines(turn(id="c"))))))
+    assert import_files("-", tmp_path / "run").joined == 0
     with pytest.raises(BadInput, match="standard input is named twice"):
         import_files(["-", "-"], tmp_path / "other")
 
@@ -328,10 +330,12 @@ def test_a_folder_above_stands_for_every_evaluation_below_it(tmp_path: Path) -> 
     assert (done.traces, done.groups) == (2, 2)
 
 
-def test_a_configuration_that_cannot_be_read_costs_nothing_but_itself(tmp_path: Path) -> None:
+def test_a_configuration_that_cannot_be_read_is_named_and_costs_nothing_but_itself(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("model = ")
     done, _ = imported(tmp_path, lines(turn()))
     assert done.traces == 1
+    assert len(done.unread) == 1
+    assert "config.toml: no configuration that can be read" in done.unread[0]
 
 
 # -- memory and processes

@@ -208,7 +208,7 @@ def _cut(text: str, look: Look) -> str:
 def _conversation(trace: Trace, look: Look) -> Iterator[RenderableType]:
     roots = trace.children.get(None, [])
     if not roots:
-        yield Text("no messages")
+        yield Text("its messages were pruned" if trace.row["num_nodes"] else "no messages")
     if len(roots) == 1:
         yield from _stretch(trace, roots[0], look)
     elif roots:

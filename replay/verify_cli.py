@@ -192,6 +192,8 @@ def print_verification(
     )
     for line, severity in lines(result.findings, everything):
         _say(line, style="red" if severity == "error" else "yellow")
+    for note in result.notes:
+        _say(f"note: {note}")
     for name, found in (more or {}).items():
         {"retokenize": _print_retokenized, "logprobs": _print_recomputed}[name](found.to_dict())
     warnings = len(result.findings) - len(result.errors)

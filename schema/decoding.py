@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rolltape.schema.encoding import TIMINGS
-from rolltape.schema.errors import MissingExtra
+from rolltape.schema.errors import BadInput, MissingExtra
 from rolltape.schema.jsontext import from_json, unpack_extra
 from rolltape.schema.layouts import LAYOUTS, V0_2_0, Layout
 from rolltape.schema.packing import restore_decimals
@@ -29,8 +29,9 @@ def decode(table: pa.Table) -> list[dict[str, Any]]:
     """The records that `table` was encoded from: equal to them bit for bit, key order included (NaN equal to NaN).
 
     `table` holds the columns of the trace record. Raw arrays (routed experts, image data) come back as Verifiers' wire
-    form, a dict with dtype, shape and bytes.
+    form, a dict with dtype, shape and bytes. Raises BadInput where columns were pruned.
     """
+    _refuse_pruned(table)
     heavy = {name: _flat(table.column(name)) for name in _TOKENS}
     light = table.drop_columns(list(_TOKENS)).to_pylist(maps_as_pydicts="strict")
     starts = heavy["token_ids"][1]
@@ -38,6 +39,17 @@ def decode(table: pa.Table) -> list[dict[str, Any]]:
         _record(row, {name: heavy[name][0][starts[i] : starts[i + 1]] for name in _TOKENS})
         for i, row in enumerate(light)
     ]
+
+
+def _refuse_pruned(table: pa.Table) -> None:
+    for name in ("token_ids", "node_role"):
+        column = table.column(name)
+        if column.null_count:
+            trace = table.column("trace_id").to_pylist()[column.is_null().to_pylist().index(True)]
+            raise BadInput(
+                f"trace {trace}: its column {name} is null, so it was pruned, and the record cannot be made of it again; leave "
+                "pruned steps out."
+            )
 
 
 def to_trace(record: dict[str, Any]) -> Any:

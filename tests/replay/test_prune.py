@@ -24,7 +24,7 @@ from rolltape.replay.rewrite import alone, same_rows
 from rolltape.replay.run import Run
 from rolltape.replay.sql.kept import SMALL
 from rolltape.replay.verify import verify
-from rolltape.schema import ROW, BadInput, Damaged, RunConflict
+from rolltape.schema import ROW, BadInput, Damaged, RunConflict, decode
 from rolltape.schema.storage import place
 
 KILL_POINTS = Path(__file__).parent / "kill_points.py"
@@ -419,3 +419,12 @@ def test_numbers_are_told_in_spans() -> None:
     assert spans([3, 1, 2, 7, 9, 10, 2]) == "1 to 3, 7, 9 to 10"
     assert spans([]) == ""
     assert Item("x", 1, 2) == Item("x", 1, 2, None)
+
+
+def test_records_are_not_made_of_what_was_pruned(root: Path) -> None:
+    before = decode(rows(open_run(root)))
+    prune(open_run(root), Wish(tokens=True, before=1))
+    run = open_run(root)
+    assert decode(rows(run, steps=[1, 2, 3])) == before[2:]
+    with pytest.raises(BadInput, match="trace 0-0-0: its column token_ids is null, so it was pruned"):
+        decode(rows(run))

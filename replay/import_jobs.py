@@ -42,12 +42,16 @@ class Workers:
     def take(self, taker: Taker, blocks: Iterable[Block]) -> Iterator[Taken]:
         """Take blocks, a few ahead where there are several processes."""
         if self.jobs == 1:
-            return map(taker.take, blocks)
+            yield from map(taker.take, blocks)
+            if (rest := taker.rest()) is not None:
+                yield rest
+            return
         # a fork of this process would copy locks that threads of Arrow's hold
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
+        taker.flush_bytes = 0  # the rows of a process are nobody else's
         self.pool = ProcessPoolExecutor(self.jobs, context, _begin, (taker,))
-        return _ahead(self.pool, self.jobs, _take, blocks)
+        yield from _ahead(self.pool, self.jobs, _take, blocks)
 
     def write(self, plans: Iterable[Plan]) -> Iterator[Commit]:
         """Write steps."""

@@ -7,6 +7,7 @@ far apart and memory is bounded: what stays is a few bytes about each. `import_s
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,8 @@ except ImportError:  # the extra 'fast'
 else:
     _fast = msgspec.json.Decoder().decode
 
+FLUSH_BYTES = 32 << 20
+"""Text of which the rows are written to one file."""
 IS_FAST = _fast is not None
 """Whether JSON is read by msgspec."""
 _PLAIN = pa.schema([f.remove_metadata() for f in TRACE.arrow])
@@ -67,9 +70,9 @@ class Found:
     rollouts: int
     """Size its group should have; 0 where that is not known."""
     row: int = -1
-    """Its row in the block's file; -1 where the run has the trace already, and it was not encoded."""
+    """Its row in the file that comes next; -1 where the run has the trace already, and it was not encoded."""
     bytes: int = 0
-    """About what its row takes in memory."""
+    """Length of its text."""
     tokens: int = 0
     model: str | None = None
     rounded: bool = False
@@ -88,7 +91,9 @@ class Taken:
     skipped: list[tuple[int, str | None, str]] = field(default_factory=list)
     """(line in the block, trace id where there is one, why) of what holds no trace that can be taken."""
     file: Path | None = None
-    """The rows; None where there is none."""
+    """The rows of this block and of those before it that had no file; None where they are still to come."""
+    bytes: int = 0
+    """What these rows take in memory."""
 
 
 class Skip(Exception):
@@ -100,10 +105,24 @@ class Skip(Exception):
 
 
 class Taker:
-    """Takes blocks. `known`: ids of traces that the run has."""
+    """Takes blocks. `known`: ids of traces that the run has.
 
-    def __init__(self, folder: Path, sources: list[Source], by: GroupBy, known: frozenset[str], run: str) -> None:
-        self.folder, self.by, self.known = folder, by, known
+    A file is written when the blocks of `flush_bytes` were taken, as a table costs 3 ms however few rows it has.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        sources: list[Source],
+        by: GroupBy,
+        known: frozenset[str],
+        run: str,
+        *,
+        flush_bytes: int = FLUSH_BYTES,
+    ) -> None:
+        self.folder, self.by, self.known, self.flush_bytes = folder, by, known, flush_bytes
+        self.rows: list[Row] = []
+        self.waiting = 0
         self.empty = Context(run=run, writer="import")
         self.contexts = [replace(s.context, run=run, writer="import") for s in sources]
         self.identities = [s.identity for s in sources]
@@ -112,52 +131,61 @@ class Taker:
     def take(self, block: Block) -> Taken:
         """Encode the lines of a block."""
         taken = Taken(block.source, block.read)
-        rows: list[Row] = []
         for text in _lines(block):
             taken.lines += 1
             if not text or (text[0] in b" \t\r\v\f" and bytes(text).isspace()):
                 taken.blank += 1
                 continue
             try:
-                for item in self._traces(_Line(taken.lines, len(text), block.source, _parsed(text)), rows):
+                for item in self._traces(_Line(taken.lines, len(text), block.source, _parsed(text))):
                     if isinstance(item, Skip):
                         taken.skipped.append((taken.lines, item.trace, str(item)))
                     else:
                         taken.found.append(item)
             except Skip as skip:
                 taken.skipped.append((taken.lines, skip.trace, str(skip)))
-        if rows:
-            taken.file = self.folder / f"{block.source}-{block.number}.arrow"
-            table = rows_to_table(rows)
-            write_rows(taken.file, table)
-            text_bytes = sum(found.bytes for found in taken.found)
-            for found in taken.found:
-                found.bytes = table.nbytes * found.bytes // text_bytes
+        self.waiting += block.end
+        if self.waiting >= self.flush_bytes:
+            self._flush(taken)
         return taken
 
-    def _traces(self, line: _Line, rows: list[Row]) -> Iterator[Found | Skip]:
-        """The traces of a line, whose rows go to `rows`. Raises Skip where it holds none."""
+    def rest(self) -> Taken | None:
+        """What was taken and has no file yet, where there is something."""
+        taken = Taken(0, 0)
+        self._flush(taken)
+        return None if taken.file is None else taken
+
+    def _flush(self, taken: Taken) -> None:
+        """Write the rows to a file."""
+        if self.rows:
+            table = rows_to_table(self.rows)
+            taken.file, taken.bytes = self.folder / f"{uuid.uuid4().hex}.arrow", table.nbytes
+            write_rows(taken.file, table)
+        self.rows, self.waiting = [], 0
+
+    def _traces(self, line: _Line) -> Iterator[Found | Skip]:
+        """The traces of a line. Raises Skip where it holds none."""
         if not is_episode(line.value):
-            yield self._trace(line, line.value, None, rows)
+            yield self._trace(line, line.value, None)
             return
         traces = line.value["traces"]
         if not isinstance(traces, list) or not traces:
             raise Skip(_without_traces(line.value))
         for index, record in enumerate(traces):
             try:
-                yield self._trace(line, record, index, rows)
+                yield self._trace(line, record, index)
             except Skip as skip:
                 yield skip
 
-    def _trace(self, line: _Line, record: Any, index: int | None, rows: list[Row]) -> Found:
+    def _trace(self, line: _Line, record: Any, index: int | None) -> Found:
         """Trace `index` of an Episode, or the line itself. Raises Skip where it is none."""
         trace = _id_of(record, index)
         try:
-            return self._encoded(trace, line, record, index, rows)
+            return self._encoded(trace, line, record, index)
         except _NOT_TAKEN_APART as error:
             raise Skip(f"cannot be taken apart ({error})", trace) from error
 
-    def _encoded(self, trace: str, line: _Line, record: dict[str, Any], index: int | None, rows: list[Row]) -> Found:
+    def _encoded(self, trace: str, line: _Line, record: dict[str, Any], index: int | None) -> Found:
         siblings = 1 if index is None else len(line.value["traces"])
         found = Found(
             line=line.number,
@@ -174,9 +202,9 @@ class Taker:
             row.extra[KEY] = envelope(line.value, index)
             if not fits_extra(row.extra):
                 raise BadInput("the Episode is nested too deeply")
-        found.row, found.bytes, found.tokens = len(rows), line.size // siblings, row.values["num_tokens"]
+        found.row, found.bytes, found.tokens = len(self.rows), line.size // siblings, row.values["num_tokens"]
         found.model, found.rounded = row.values["model"], row.values["logprob_decimals"] is not None
-        rows.append(row)
+        self.rows.append(row)
         return found
 
 

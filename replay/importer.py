@@ -150,6 +150,8 @@ class _Reader:
         self.seen: set[str] = set()
         self.members: dict[bytes, Members] = {}
         self.files: dict[int, Path] = {}
+        self.bytes = self.text = 0
+        """What the rows in `files` take in memory, and what their text took."""
         self.cuts: deque[tuple[int, str]] = deque()
         self.lines = [0] * len(sources)
         self.releases: Counter[str] = Counter()
@@ -198,6 +200,7 @@ class _Reader:
         self.lines[source] += taken.lines
         if taken.file is not None:
             self.files[len(self.files)] = taken.file
+            self.bytes += taken.bytes
 
     def _place(self, found: Found) -> bool:
         """Put a trace into its group; False where the run has it already."""
@@ -211,6 +214,7 @@ class _Reader:
             group = Members(self.target.index_of(found.group), found.group, trained=found.trained)
             self.members[found.group] = group
         group.add(len(self.files), found.row, found.bytes, found.tokens, found.rollouts)
+        self.text += found.bytes
         result.traces += 1
         result.tokens += found.tokens
         result.rounded += found.rounded
@@ -239,6 +243,8 @@ class _Reader:
             first = next((left for left in result.left), None)
             why = f"; line {first.line}: {first.why}" if first else f"; {result.cut[0]}" if result.cut else ""
             raise BadInput(f"{names}: {result.lines} lines and no Verifiers trace among them{why}.")
+        for group in self.members.values():
+            group.bytes = group.bytes * self.bytes // self.text
         result.groups = len(self.members)
         result.joined = sum(self.target.has(group.index) for group in self.members.values())
         result.releases = dict(sorted(self.releases.items()))

@@ -310,6 +310,11 @@ def _spread_out(checked: Checked, columns: Sequence[Column]) -> Iterator[pa.Tabl
             piece = table.take(chosen)
             for column in columns:
                 sampled = rows.column(flags[column.over or "tokens"]).combine_chunks()
+                if sampled.null_count:
+                    raise BadInput(
+                        f"the column {column.name!r}, step {commit.part.step}: what of it was sampled was pruned, so a list "
+                        f"over {_WORDS[column.given or 'tokens']} has no place; give one over all {column.over}."
+                    )
                 lists = piece.column(column.name).combine_chunks()
                 place = piece.schema.get_field_index(column.name)
                 piece = piece.set_column(place, column.name, _spread(lists, sampled, column.given == "response"))

@@ -7,7 +7,9 @@ What is no question is refused before it is run.
 from __future__ import annotations
 
 import logging
+import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from rolltape.replay.run import Run
 
 Parameters = Sequence[Any] | Mapping[str, Any]
-
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,10 @@ class Asked:
         """A connection with all views, over no rows yet; those of `filled` have theirs."""
         import duckdb
 
-        connection = duckdb.connect(config={"python_enable_replacements": str(own).lower()})
+        spill = os.path.join(
+            tempfile.gettempdir(), f"rolltape-sql-{os.getpid()}"
+        )  # by default it is the current folder
+        connection = duckdb.connect(config={"python_enable_replacements": str(own).lower(), "temp_directory": spill})
         _from_files(connection, source.union([], self.schema))
         for name, fill in (("steps", source.steps), ("groups", source.groups), ("samples", handed)):
             connection.register(f"_{name}", fill(self.parts if name in filled else []))
@@ -199,6 +203,7 @@ def _number(items: Sequence[Any], what: str) -> str:
 
 
 def lock(connection: duckdb.DuckDBPyConnection) -> None:
+    """Keep queries from files, network, extensions and settings, for good."""
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 

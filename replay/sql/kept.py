@@ -145,7 +145,7 @@ def _folder(run: Run) -> Path:
     where = str(run.paths.root.absolute())
     name = re.sub(r"[^A-Za-z0-9]+", "-", where).strip("-")[-60:]
     digest = hashlib.sha256(f"{where} {run.run_id} {SCHEMA_VERSION[0]}".encode()).hexdigest()[:12]
-    return Path(base).expanduser() / f"{name}-{digest}"
+    return Path(os.path.expanduser(base)) / f"{name}-{digest}"
 
 
 def _load(path: Path) -> _Column:

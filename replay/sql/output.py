@@ -151,6 +151,8 @@ def shown(relation: duckdb.DuckDBPyRelation, most: int, console: Console) -> Ren
         keep = batch if not most else batch.slice(0, max(0, most - len(rows)))
         rows += zip(*(_python(a) for a in keep.columns), strict=True)
         count += batch.num_rows
+    if schema.names == ["explain_key", "explain_value"]:
+        return Group(*(Text(str(text)) for _, text in rows))
     cells = [[_cell(value) for value in row] for row in rows]
     right = [f.name for f in schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
     if not _fits(schema.names, cells, console.width):
@@ -177,6 +179,8 @@ def _row_by_row(names: list[str], cells: list[list[Text]]) -> RenderableType:
 def _cell(value: Any) -> Text:
     if value is None:
         return _NULL
+    if isinstance(value, bool):
+        return Text(str(value).lower())
     if isinstance(value, float):
         return Text(f"{value:.6g}")
     text = json_text(value, indent=None) if isinstance(value, (list, dict)) else str(value)

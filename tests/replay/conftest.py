@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,3 +25,41 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def demo_run() -> Path:
     """A run that `rolltape demo` recorded. Not to be written to."""
     return Path(__file__).parents[1] / "data" / "runs" / "demo"
+
+
+@pytest.fixture(scope="session")
+def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 20 steps of one trace each. Not to be written to."""
+    from replay_build import put_run
+    from sql_build import steps_of
+
+    return steps_of(put_run(tmp_path_factory.mktemp("twenty") / "run"), 20)
+
+
+@pytest.fixture
+def twenty(kept_run: Path, tmp_path: Path) -> Path:
+    """A run of 20 steps of one's own."""
+    return Path(shutil.copytree(kept_run, tmp_path / "run"))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for what queries keep."""
+    monkeypatch.setenv("ROLLTAPE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Parts whose files were opened for columns that are kept, in the order that happened."""
+    from rolltape.replay.sql import kept
+
+    names: list[str] = []
+    read = kept._read
+
+    def counted(part: Any, columns: Any) -> Any:
+        names.append(part.commit.part.stem)
+        return read(part, columns)
+
+    monkeypatch.setattr(kept, "_read", counted)
+    return names

@@ -19,6 +19,7 @@ from replay_build import Record, group, put_attempt, put_run, put_step, reply, s
 
 from rolltape.replay import cli, open_run
 from rolltape.replay.annotations import annotations_of
+from rolltape.replay.prune import Wish, prune
 from rolltape.replay.run import Run
 from rolltape.replay.sql import sql
 from rolltape.replay.verify import verify
@@ -255,6 +256,18 @@ def test_evaluations_and_superseded_traces_are_known(run: Run) -> None:
     query = "SELECT trace_id, v FROM traces JOIN annotation_x USING (run, trace_id) ORDER BY 1"
     assert asked(run, query) == []
     assert asked(run, query, split=None, all_attempts=True) == [("c", 1), ("e", 2)]
+
+
+def test_lists_over_what_was_pruned_are_refused(run: Run) -> None:
+    prune(run, Wish(tokens=True, before=1))
+    run = open_run(run.paths.root)
+    with pytest.raises(
+        BadInput, match="step 0: what of it was sampled was pruned, so a list over sampled tokens has no place"
+    ):
+        run.annotate("x", {"trace_id": ["a"], "v": [[1.0, 2.0, 3.0]]})
+    assert annotations_of(run) == {}
+    run.annotate("x", {"trace_id": ["a", "c"], "v": [[1.0] * 9, [2.0] * 9]})
+    assert asked(run, "SELECT count(*), sum(len(v)) FROM annotation_x") == [(2, 18)]
 
 
 # -- what may be given

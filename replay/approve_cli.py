@@ -13,7 +13,8 @@ from rolltape.replay.console import out, print_json, progress, table
 from rolltape.replay.folders import need_runs
 from rolltape.replay.options import CONVERTER_VERSION
 from rolltape.replay.run import open_run
-from rolltape.schema.errors import RunNotFound
+from rolltape.schema.errors import BadInput, RunNotFound
+from rolltape.schema.storage import is_url
 
 
 def approve_command(
@@ -40,6 +41,8 @@ def approve_command(
 
     Exit code: 0 approved; 1 something would change (--dry-run); 2 refused.
     """
+    for given in filter(is_url, runs):
+        raise BadInput(f"{given} is a URL; approved Samples lie beside a run on this machine: copy it here first.")
     try:
         folders = [run for given in runs for run in need_runs(given)]
     except FileNotFoundError as error:

@@ -103,9 +103,8 @@ def _overview(run: str, opened: Run, as_json: bool) -> None:
         print_json({"path": run, "run": opened.run_id, "done": False, "would_free": freed})
         return
     rows = [(name, sum(i.files for i in plans[name].items), size(count)) for name, count in freed.items()]
-    out.print(
-        table(f"{run}: what each option would free", ("option", "files", "bytes"), rows, right=("files", "bytes"))
-    )
+    _say(f"{run}: what each option would free")
+    out.print(table("", ("option", "files", "bytes"), rows, right=("files", "bytes")))
     _say(*dict.fromkeys(line for found in plans.values() for line in found.kept))
 
 

@@ -59,14 +59,20 @@ def two_turns(id: str) -> Record:
     )
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Two steps: trace `a` of two turns and `b` of one, then `c`, and one of an evaluation."""
-    root = put_run(tmp_path / "run")
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps: trace `a` of two turns and `b` of one, then `c`, and one of an evaluation. Not to be written to."""
+    root = put_run(tmp_path_factory.mktemp("recorded") / "run")
     put_step(root, 0, [two_turns("a"), turn("b", idx=1)])
     put_step(root, 1, [two_turns("c")], groups=[group([two_turns("c")], 2)], first=5)
     put_step(root, 0, [turn("e")], groups=[group([turn("e")], 3)], split="eval")
-    return open_run(root)
+    return root
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path) -> Run:
+    """That run, for oneself."""
+    return open_run(shutil.copytree(recorded, tmp_path / "run"))
 
 
 def asked(run: Run, query: str, **selection: Any) -> list[tuple[Any, ...]]:
@@ -231,7 +237,10 @@ def test_the_mismatch_of_trainer_and_engine_is_what_numpy_says(demo_run: Path, t
         ("labels.txt", "ends in .txt; expected .parquet, .csv, .jsonl"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_a_sentence_and_nothing_is_written(run: Run, table: Any, said: str) -> None:
+def test_what_does_not_fit_is_refused_with_a_sentence_and_nothing_is_written(
+    recorded: Path, table: Any, said: str
+) -> None:
+    run = open_run(recorded)
     with pytest.raises(BadInput) as refused:
         run.annotate("x", table)
     assert said in str(refused.value)
@@ -239,9 +248,9 @@ def test_what_does_not_fit_is_refused_with_a_sentence_and_nothing_is_written(run
 
 
 @pytest.mark.parametrize("name", ["", "X", "a-b", "a.b", "1a", "../a", "a b", "x" * 64])
-def test_names_are_parts_of_the_names_of_views(run: Run, name: str) -> None:
+def test_names_are_parts_of_the_names_of_views(recorded: Path, name: str) -> None:
     with pytest.raises(BadInput, match="expected 1 to 63 small letters"):
-        run.annotate(name, {"trace_id": ["a"], "v": [1]})
+        open_run(recorded).annotate(name, {"trace_id": ["a"], "v": [1]})
 
 
 def test_a_trace_that_is_in_a_journal_only_is_not_known(run: Run) -> None:

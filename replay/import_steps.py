@@ -26,7 +26,7 @@ from rolltape.schema.records import Group, Step
 
 STEP_BYTES = 128 << 20
 """Rows of a step in memory: about 9 million tokens. A group that is larger is a step of its own."""
-PIECE_BYTES = 32 << 20
+PIECE_BYTES = 16 << 20
 """Rows that are put together at a time, and a row group of the file."""
 
 

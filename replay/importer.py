@@ -3,8 +3,8 @@
     files ─► blocks of lines ─► rows, in files of their own ─► groups ─► steps: a Parquet file and a commit each
              import_sources     import_lines                  here       import_run, import_steps
 
-Memory holds a block for each process, 32 MiB of a step's rows, and about 300 bytes for each trace. What a run has already is
-not taken again; traces that belong to one of its groups are added to that group.
+Memory holds a block for each process, 16 MiB of the rows of each step that is being written, and about 300 bytes for each
+trace. What a run has already is not taken again; traces that belong to one of its groups are added to that group.
 """
 
 from __future__ import annotations

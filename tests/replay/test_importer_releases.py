@@ -211,12 +211,24 @@ def as_0_3_0(record: Record) -> Record:
     return {"id": "e-" + old["id"], "env": {"id": "probe-v1"}, "ok": new["ok"], "errors": [], "traces": [new]}
 
 
-def as_0_4_0(record: Record) -> Record:
-    """As its writer leaves it: nulls dropped, log-probs rounded, the task known by a key."""
+def as_0_3_1(record: Record) -> Record:
+    """The task is known by a key; task, group and run stand on the Episode. As its own reader and writer took it."""
     episode = as_0_3_0(record)
     [old] = episode["traces"]
     key = hashlib.sha256(json.dumps(old["task"]).encode()).hexdigest()
     task = {**old["task"], "key": key, "hash": key}
+    changes = {"verifiers": {"version": "0.3.1"}, "task": task}
+    new = {k: v for k, v in {**old, **changes}.items() if k != "run"}
+    around = {"task": task, "group": {"id": task["key"]}, "run": {"type": "eval", "id": "r", "name": "n"}}
+    line = {k: v for k, v in episode.items() if k not in ("ok", "errors", "traces")} | around
+    return without_nulls({**line, "ok": episode["ok"], "errors": [], "traces": [new]})
+
+
+def as_0_4_0(record: Record) -> Record:
+    """As its writer leaves it: nulls dropped, log-probs rounded."""
+    episode = as_0_3_0(record)
+    [old] = episode["traces"]
+    task = as_0_3_1(record)["task"]
     nodes = [
         {
             "parent": node["parent"],
@@ -241,6 +253,7 @@ SHAPES: dict[str, Callable[[Record], Record]] = {
     "0.2.0": as_0_2_0,
     "0.2.1": as_0_2_1,
     "0.3.0": as_0_3_0,
+    "0.3.1": as_0_3_1,
     "0.4.0": as_0_4_0,
 }
 SAME = (
@@ -296,7 +309,7 @@ def test_one_rollout_in_the_shapes_of_all_releases_is_one_row(tmp_path: Path, na
     for release, table in tables.items():
         for one, other in zip(first, table.select(list(SAME)).to_pylist(maps_as_pydicts="strict"), strict=True):
             assert json.dumps(one) == json.dumps(other), release
-    for release in ("0.2.1", "0.3.0"):
+    for release in ("0.2.1", "0.3.0", "0.3.1"):
         assert tables[release].column("logprobs").equals(tables["0.2.0"].column("logprobs"))
     rounded = tables["0.4.0"].column("logprobs").to_pylist()
     for one, other in zip(tables["0.2.0"].column("logprobs").to_pylist(), rounded, strict=True):

@@ -16,12 +16,14 @@ from typer.testing import CliRunner
 from rolltape.record.recorder import NotRecorded, Recorder, StoreOptions
 from rolltape.record.recover import recover
 from rolltape.replay.cli import app
+from rolltape.replay.compact import compact
+from rolltape.replay.prune import Wish, prune
 from rolltape.replay.run import open_run
 from rolltape.replay.verify import verify
 from rolltape.schema import RunConflict, Unreachable
 from rolltape.schema.storage import StorePath, listed, place
 
-QUICK = StoreOptions(retry_seconds=0.05, commit_seconds=20.0)
+QUICK = StoreOptions(retry_seconds=0.05, commit_seconds=60.0)
 
 
 @pytest.fixture
@@ -280,3 +282,27 @@ def test_the_recover_command_takes_a_url(url: str) -> None:
     recorder.close()
     result = CliRunner().invoke(app, ["recover", url])
     assert (result.exit_code, result.output.startswith("committed train 00000000.0.main: 1 traces")) == (0, True)
+
+
+def test_a_run_is_recorded_recovered_verified_queried_compacted_and_pruned_in_a_store(url: str, way: Road) -> None:
+    recorder = Recorder.open(url, store=QUICK)
+    for step in range(3):
+        record_step(recorder, step, [f"{step}a", f"{step}b"])
+    recorder.add(trace("3a"), at(3))
+    recorder.close()
+    assert [part["traces"] for part in recover(url).committed] == [1]
+    records, before = records_of(open_run(url)), checked(url)
+    way.rule = lambda method, path: "cut" if method == "PUT" and "rewrite" in path else None
+    with pytest.raises(Unreachable):
+        compact(open_run(url))
+    assert records_of(open_run(url)) == records
+    way.rule = lambda _method, _path: None
+    assert [m.files for m in compact(open_run(url)).merged] == [4]
+    assert records_of(open_run(url)) == records
+    query = "select step, count(*), sum(reward) from traces group by all order by 1"
+    assert open_run(url).sql(query).fetchall() == [(0, 2, 2.0), (1, 2, 2.0), (2, 2, 2.0), (3, 1, 1.0)]
+    assert prune(open_run(url), Wish(replaced=True)).removed == 8
+    assert records_of(open_run(url)) == records
+    after = checked(url)
+    assert (after.parts, after.traces, after.notes) == (before.parts, before.traces, [])
+    assert not list(state(url).rglob("*.tmp"))

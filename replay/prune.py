@@ -237,10 +237,9 @@ class _Planning:
     def _weight(self, task: Task) -> int:
         """Compressed bytes of the columns that go."""
         total = 0
-        for unit in task.units:
-            try:
-                footer = open_parquet(unit.path).metadata
-            except Damaged:  # told when it cannot be written anew
+        remote = isinstance(self.run.paths.root, StorePath)
+        for unit, footer in zip(task.units, each(_footer, [u.path for u in task.units], remote), strict=True):
+            if footer is None:
                 continue
             names = [footer.schema.column(i).path.split(".")[0] for i in range(footer.num_columns)]
             for commit in unit.commits:
@@ -249,6 +248,14 @@ class _Planning:
                     group = footer.row_group(number)
                     total += sum(group.column(i).total_compressed_size for i, name in enumerate(names) if name in going)
         return total
+
+
+def _footer(path: AnyPath) -> Any:
+    """The footer of a file; None of one that is damaged, which is told when it cannot be written anew."""
+    try:
+        return open_parquet(path).metadata
+    except Damaged:
+        return None
 
 
 def all_files(run: Run) -> dict[AnyPath, int]:

@@ -25,7 +25,8 @@ from rolltape.replay.sql.kept import SMALL, WORTH, Kept
 from rolltape.replay.sql.live import journaled, rows_of
 from rolltape.replay.sql.source import Chosen, Selection
 from rolltape.replay.sql.views import VIEWS
-from rolltape.schema.errors import BadInput, Damaged, RolltapeError
+from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable
+from rolltape.schema.storage import is_silence
 
 if TYPE_CHECKING:
     import duckdb
@@ -68,7 +69,6 @@ def ask(runs: Run | Sequence[Run], query: str, *, parameters: Parameters | None 
     if "annotation_" in query.lower() or plan.mentions(query):
         add_annotations(connection, asked.runs)
     asked.fill(connection, query, parameters)
-    lock(connection)
     try:
         relation = connection.sql(query, params=parameters)
     except duckdb.Error as error:
@@ -88,8 +88,6 @@ def connect(runs: Run | Sequence[Run], *, locked: bool = True, **selection: Any)
     connection = asked.connection("groups", "steps", "samples", own=not locked)
     add_annotations(connection, asked.runs)
     _from_files(connection, asked.every_column())
-    if locked:
-        lock(connection)
     return connection
 
 
@@ -128,13 +126,15 @@ class Asked:
         return cls(opened, parts, schema, tables, notes)
 
     def connection(self, *filled: str, own: bool = False) -> duckdb.DuckDBPyConnection:
-        """A connection with all views, over no rows yet; those of `filled` have theirs."""
+        """A connection with all views, over no rows yet; those of `filled` have theirs. `own`: not locked."""
         import duckdb
 
         spill = os.path.join(
             tempfile.gettempdir(), f"rolltape-sql-{os.getpid()}"
         )  # by default it is the current folder
         connection = duckdb.connect(config={"python_enable_replacements": str(own).lower(), "temp_directory": spill})
+        if not own:
+            lock(connection)  # at once: to plan a query is to look at what it names
         _from_files(connection, source.union([], self.schema))
         for name, fill in (("steps", source.steps), ("groups", source.groups), ("samples", handed)):
             connection.register(f"_{name}", fill(self.parts if name in filled else []))
@@ -229,10 +229,12 @@ def check_query(connection: duckdb.DuckDBPyConnection, query: str) -> None:
 
 
 def failure(error: duckdb.Error) -> RolltapeError:
-    """What DuckDB says of a query, as an error of ours: BadInput, or Damaged where a file does not read back."""
+    """What DuckDB says of a query, as an error of ours: BadInput, Damaged where a file does not read back, Unreachable."""
     import duckdb
 
     said = str(error).strip()
+    if is_silence(error):
+        return Unreachable(f"the run could not be fetched ({said}).")
     if "'_files' failed" in said or "page integrity" in said:
         return Damaged(f"a file of the run does not read back ({said}); `rolltape verify` names it.")
     if isinstance(error, duckdb.PermissionException):

@@ -30,7 +30,7 @@ def batches(relation: duckdb.DuckDBPyRelation) -> tuple[pa.Schema, Iterator[pa.R
 
     DuckDB counts in 128 bits, which Arrow has no type for and takes for decimals: such columns become int64.
     """
-    with _said():
+    with _said("cannot be read", OSError):
         reader = relation.to_arrow_reader(BATCH)
     names = _distinct(reader.schema.names)
     huge = [str(t) == "HUGEINT" for t in relation.types]
@@ -39,7 +39,7 @@ def batches(relation: duckdb.DuckDBPyRelation) -> tuple[pa.Schema, Iterator[pa.R
 
     def read() -> Iterator[pa.RecordBatch]:
         while True:
-            with _said():
+            with _said("cannot be read", OSError):
                 try:
                     batch = reader.read_next_batch()
                 except StopIteration:
@@ -51,7 +51,10 @@ def batches(relation: duckdb.DuckDBPyRelation) -> tuple[pa.Schema, Iterator[pa.R
 
 
 class _said:
-    """Errors of a query that come up while its answer is read, as ours."""
+    """Errors of a query that come up while its answer is read, and values that a form has no place for, as ours."""
+
+    def __init__(self, what: str = "cannot be read", *errors: type[Exception]) -> None:
+        self.what, self.errors = what, (pa.ArrowException, TypeError, OverflowError, *errors)
 
     def __enter__(self) -> None:
         pass
@@ -63,8 +66,8 @@ class _said:
 
         if isinstance(error, duckdb.Error):
             raise failure(error) from error
-        if isinstance(error, (pa.ArrowException, OSError)):
-            raise BadInput(f"the answer cannot be read: {error}") from error
+        if isinstance(error, self.errors):
+            raise BadInput(f"the answer {self.what} ({error}); CAST(… AS VARCHAR) makes text of a value.") from error
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -92,7 +95,8 @@ def write(relation: duckdb.DuckDBPyRelation, format: Format, sink: BinaryIO) -> 
     first = next(found, None)  # before anything is written: most queries that fail do so at once
     found = found if first is None else itertools.chain([first], found)
     writers: dict[str, Callable[..., int]] = {"csv": _write_csv, "json": _write_json, "parquet": _write_parquet}
-    return writers[format](schema, found, sink)
+    with _said(f"cannot be written as {format}"):
+        return writers[format](schema, found, sink)
 
 
 def _write_csv(schema: pa.Schema, found: Iterator[pa.RecordBatch], sink: BinaryIO) -> int:
@@ -149,7 +153,8 @@ def shown(relation: duckdb.DuckDBPyRelation, most: int, console: Console) -> Ren
     count = 0
     for batch in found:
         keep = batch if not most else batch.slice(0, max(0, most - len(rows)))
-        rows += zip(*(_python(a) for a in keep.columns), strict=True)
+        with _said("cannot be shown"):
+            rows += zip(*(_python(a) for a in keep.columns), strict=True)
         count += batch.num_rows
     if schema.names == ["explain_key", "explain_value"]:
         return Group(*(Text(str(text)) for _, text in rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,16 @@ def test_a_query_reads_the_views_and_nothing_else_and_writes_nothing(
     assert contents(kept_run) == before
     assert list(tmp_path.iterdir()) == []
     assert a_python_variable.num_rows == 1
+
+
+@pytest.mark.parametrize("ask_", ["ask", "connect"])
+def test_planning_a_query_opens_no_file(ask_: str, tmp_path: Path) -> None:
+    put_step(put_run(tmp_path / "run"), 0, [turn("a")])
+    run = open_run(tmp_path / "run")
+    os.mkfifo(tmp_path / "pipe.csv")  # whoever opens it waits for ever
+    query = f"SELECT * FROM read_csv('{tmp_path / 'pipe.csv'}')"
+    with pytest.raises((BadInput, duckdb.PermissionException)):
+        run.sql(query) if ask_ == "ask" else connect(run).execute(query)
 
 
 def test_refusals_are_sentences_that_say_what_is_expected(tmp_path: Path) -> None:

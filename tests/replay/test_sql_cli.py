@@ -115,6 +115,21 @@ def test_what_cannot_be_answered_is_refused_with_a_sentence(
 # -- how answers look
 
 
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [("INTERVAL 1 DAY", "csv"), ("INTERVAL 1 DAY", "parquet"), ("MAP {[1]: 2}", "json"), ("DATE 'infinity'", "table")],
+)
+def test_a_value_that_a_form_has_no_place_for_is_refused(
+    rolltape: Cli, demo_run: Path, tmp_path: Path, value: str, form: str
+) -> None:
+    to = [] if form == "table" else ["--out", str(tmp_path / f"answer.{form}")]
+    code, _, said = rolltape(demo_run, f"SELECT {value} AS x", *to)
+    assert code == 2
+    assert "CAST" in said
+    assert list(tmp_path.iterdir()) == []
+    assert rolltape(demo_run, f"SELECT CAST({value} AS VARCHAR) AS x", *to)[0] == 0
+
+
 def test_csv_tells_null_from_empty_text_and_zero(rolltape: Cli, odd: Path) -> None:
     query = "SELECT trace_id, reward, stop_condition, eval_name, metrics, error_types FROM traces ORDER BY trace_id"
     code, out, _ = rolltape(odd, query, "--format", "csv")

@@ -5,6 +5,7 @@ Only what a commit names is data. A file without one, whatever its name, is neve
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -213,11 +214,21 @@ class Run:
 
         Raises Damaged where its file is missing, or not the one that was committed.
         """
-        held = self._there(commit)
+        chosen = None if row_groups is None else list(row_groups)
+        try:
+            found = self._open(self._there(commit), columns, chosen)
+        except FileNotFoundError:  # pruned in between: what stands for it is there
+            found = self._open(self._there(commit), columns, chosen)
+        yield from found
+
+    def _open(self, held: Held, columns: Sequence[str] | None, chosen: list[int] | None) -> Iterator[pa.Table]:
+        """Rows of a part. Raises FileNotFoundError before the first of them."""
         wanted: Iterable[int] | None = held.row_groups
-        if row_groups is not None:
-            wanted = [i if held.row_groups is None else held.row_groups[i] for i in row_groups]
-        yield from read_batches(held.path, columns, wanted, self.footer(held))
+        if chosen is not None:
+            wanted = [i if held.row_groups is None else held.row_groups[i] for i in chosen]
+        tables = read_batches(held.path, columns, wanted, self.footer(held))
+        first = next(tables, None)
+        return iter(()) if first is None else itertools.chain([first], tables)
 
     def _there(self, commit: Commit) -> Held:
         """Where the rows of a part lie, which may have changed since the run was opened: then its file is gone."""

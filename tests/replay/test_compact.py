@@ -403,3 +403,23 @@ def test_the_command_says_what_it_did(root: Path) -> None:
     assert call().output == "nothing to merge.\n"
     assert call("--size", "0").exit_code == 2
     assert isinstance(CliRunner().invoke(app, ["compact", str(root) + "-not"]).exception, FileNotFoundError)
+
+
+def test_a_file_that_goes_while_it_is_being_opened_is_found_where_it_went(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = open_run(root)
+    expected = reader.table("train", steps=1)
+    compact(open_run(root))
+    path = root / "traces" / "train" / "00000001.0.main.parquet"
+    real = Run._there
+
+    def pruned_after_a_look(self: Run, commit: Commit) -> Any:
+        held = real(self, commit)
+        if held.path == path:
+            path.unlink()
+        return held
+
+    monkeypatch.setattr(Run, "_there", pruned_after_a_look)
+    assert reader.table("train", steps=1) == expected
+    assert not path.exists()

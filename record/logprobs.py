@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -207,21 +208,24 @@ def read_scores(raw: bytes, ids: Sequence[int], wanted: npt.NDArray[np.bool_]) -
     """(log-probs of the wanted tokens, meta_info) in an engine's answer to `ids`.
 
     `wanted`: [n] which of the ids; never the first, which has no log-prob. Raises BadInput where the answer is cut, belongs
-    to other ids, or has null for a wanted token.
+    to other ids, or has no finite number for a wanted token.
     """
     try:
-        payload = json.loads(raw)
-        meta = payload["meta_info"]
-        entries = meta["input_token_logprobs"]
+        meta = dict(json.loads(raw)["meta_info"])
     except (ValueError, TypeError, KeyError) as error:
-        raise BadInput(f"the engine's reply has no input_token_logprobs ({type(error).__name__}: {error})") from None
+        raise BadInput(f"the engine's reply has no meta_info ({type(error).__name__}: {error})") from None
     reason = meta.get("finish_reason")
     if isinstance(reason, Mapping) and reason.get("type") == "abort":
         raise BadInput(f"the engine aborted the request: {reason.get('message') or 'it gave no message'}")
+    entries = meta.get("input_token_logprobs")
+    if not isinstance(entries, list):
+        raise BadInput(f"the engine's reply has {type(entries).__name__} for input_token_logprobs; expected a list")
     first = int(np.flatnonzero(wanted)[0])
-    tail = entries[len(entries) - (len(ids) - first) :] if isinstance(entries, list) else []
+    tail = entries[max(0, len(entries) - (len(ids) - first)) :]
     if len(tail) != len(ids) - first:
         raise BadInput(f"the engine scored {len(tail)} tokens where {len(ids) - first} were asked for")
+    if not all(isinstance(entry, Sequence) and len(entry) > 1 for entry in tail):
+        raise BadInput("the engine's input_token_logprobs hold what is no pair of log-prob and id")
     given = [entry[1] for entry in tail]
     if given != list(ids[first:]):
         place = next(i for i, (a, b) in enumerate(zip(given, ids[first:], strict=True)) if a != b)
@@ -229,11 +233,9 @@ def read_scores(raw: bytes, ids: Sequence[int], wanted: npt.NDArray[np.bool_]) -
             f"the engine's scores belong to other ids: {given[place]} for {ids[first + place]} at {first + place}"
         )
     scores = [tail[i - first][0] for i in np.flatnonzero(wanted).tolist()]
-    if any(score is None for score in scores):
-        raise BadInput(
-            f"the engine gives no log-prob for {sum(s is None for s in scores)} of {len(scores)} sampled tokens"
-        )
-    return np.array(scores, np.float32), dict(meta)
+    if bad := sum(type(score) not in (int, float) or not math.isfinite(score) for score in scores):
+        raise BadInput(f"the engine gives no finite log-prob for {bad} of {len(scores)} sampled tokens")
+    return np.array(scores, np.float32), meta
 
 
 # -- the job
@@ -309,6 +311,9 @@ class _Job:
         wanted = view.sampled[start:stop].copy()
         if view.known is not None:
             wanted &= view.known[start:stop]
+        logprobs = view.logprobs[start:stop]
+        finite = np.isfinite(logprobs) | ~wanted
+        wanted &= finite
         temperature, why = self._temperature(row["sampling"])
         if not wanted.any():
             why = "no sampled token with a log-prob"
@@ -318,10 +323,11 @@ class _Job:
             return None, why
         if row["logprob_decimals"] is not None:
             self.result.notes[f"traces whose log-probs were rounded to {row['logprob_decimals']} decimals"] += 1
+        if not finite.all():
+            self.result.notes["traces with recorded log-probs that are no finite numbers, which are left out"] += 1
         self.result.recorded_versions.update(v for v in row["turn_weight_version"] or () if v is not None)
         place = {name: row[name] for name in ("split", "step", "group_index", "trace_id")}
         starts = view.node_token_starts[first : end + 1] - start
-        logprobs = view.logprobs[start:stop]
         return Trace(place, temperature, view.ids[start:stop], wanted, logprobs, starts, parents), ""
 
     def _temperature(self, text: str | None) -> tuple[float, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import sys
 import threading
 import zlib
@@ -206,13 +207,19 @@ def test_scores_are_taken_from_the_end_of_the_list_whatever_it_is_padded_with() 
     [
         (reply([[-0.3, 13, None]]), "scored 1 tokens where 2 were asked for"),
         (reply([[None, 11, None], [-0.2, 12, None], [-0.3, 14, None]]), "belong to other ids: 14 for 13 at 3"),
-        (reply([[None, 11, None], [None, 12, None], [-0.3, 13, None]]), "no log-prob for 1 of 2 sampled tokens"),
+        (reply([[None, 11, None], [None, 12, None], [-0.3, 13, None]]), "no finite log-prob for 1 of 2 sampled tokens"),
+        (reply([[None, 11, None], [math.nan, 12, None], [-0.3, 13]]), "no finite log-prob for 1 of 2 sampled tokens"),
+        (reply([[None, 11, None], ["-0.2", 12, None], [-0.3, 13]]), "no finite log-prob for 1 of 2 sampled tokens"),
+        (reply([None, None, None, None]), "no pair of log-prob and id"),
+        (reply([[], [], [], []]), "no pair of log-prob and id"),
         (reply([], finish_reason={"type": "abort", "message": "weights"}), "aborted the request: weights"),
-        (b'{"meta_info": {}}', "no input_token_logprobs"),
-        (b"not json", "no input_token_logprobs"),
+        (b'{"meta_info": {"finish_reason": {"type": "abort"}}}', "aborted the request"),
+        (b'{"meta_info": {}}', "NoneType for input_token_logprobs"),
+        (b'{"meta_info": 5}', "no meta_info"),
+        (b"not json", "no meta_info"),
     ],
 )
-def test_a_reply_that_is_cut_shifted_or_null_is_refused(answer: bytes, why: str) -> None:
+def test_a_reply_that_is_cut_shifted_or_holds_no_numbers_is_refused(answer: bytes, why: str) -> None:
     with pytest.raises(BadInput, match=why):
         read_scores(answer, IDS, WANTED)
 
@@ -335,6 +342,14 @@ def test_with_a_limit_some_traces_of_each_step_are_scored_and_it_says_so(tmp_pat
     assert result.counts["traces"] == 3
     assert dict(result.notes) == {"traces of 9 scored, up to 2 of each step (--limit)": 3}
     assert told[-1] == (3, 3)
+
+
+def test_recorded_log_probs_that_are_no_numbers_are_left_out_and_the_trace_named(tmp_path: Path) -> None:
+    record = scored("a")
+    record["nodes"][1]["logprobs"][0] = math.nan
+    result = recomputed(a_run(tmp_path / "run", [record]))
+    assert (result.total.tokens, result.total.largest) == (9, 0.0)
+    assert result.notes["traces with recorded log-probs that are no finite numbers, which are left out"] == 1
 
 
 def test_rounded_log_probs_are_named(tmp_path: Path) -> None:

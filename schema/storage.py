@@ -311,6 +311,11 @@ def _told(path: StorePath) -> Iterator[None]:
         yield
     except (FileNotFoundError, Unreachable):
         raise
+    except NotImplementedError as error:  # as of fsspec's http
+        raise BadInput(
+            f"{path.url}: {path.url.partition(':')[0]} has no way to do this; a run needs a store that can be listed, read and "
+            "written, such as s3://."
+        ) from error
     except (OSError, pa.ArrowException) as error:
         raise Unreachable(
             f"{path.url}: the store did not do it ({_plain(error)}). Check the address, the credentials in the environment, "

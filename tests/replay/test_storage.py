@@ -161,6 +161,18 @@ def test_an_upload_that_arrives_shorter_is_not_believed(
         (root / "file").upload(tmp_path / "file")
 
 
+def test_a_store_that_cannot_do_what_a_run_needs_is_refused(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = place(f"memory://{bucket[5:]}/read-only")
+
+    def unable(*_: object, **__: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(type(found.files.handler.fs), "pipe_file", unable)
+    monkeypatch.setattr(type(found.files.handler.fs), "_open", unable)
+    with pytest.raises(BadInput, match="memory has no way to do this; a run needs a store"):
+        (found / "run.json").put(b"{}")
+
+
 def test_an_object_cannot_be_opened_for_writing(root: StorePath) -> None:
     with pytest.raises(BadInput, match="put whole"):
         (root / "x").open("ab")

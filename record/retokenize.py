@@ -104,7 +104,9 @@ class _Checked:
         options: RetokenizeOptions,
         result: Retokenized,
     ) -> None:
-        self.nodes = [_with_defaults(node) for node in record.get("nodes") or ()]
+        nodes = record.get("nodes") or []
+        self.sound = isinstance(nodes, list) and all(map(_is_sound, nodes))
+        self.nodes = [_with_defaults(node) for node in nodes] if self.sound else []
         self.row, self.renderings, self.options, self.result = row, renderings, options, result
         self.parents = [-1 if node["parent"] is None else node["parent"] for node in self.nodes]
         self.done: set[int] = set()
@@ -130,6 +132,8 @@ class _Checked:
         self._forks()
 
     def _why_not(self) -> str | None:
+        if not self.sound:
+            return "a node holds what is no token id, mask or parent"
         if not any(node["token_ids"] for node in self.nodes):
             return "no token is recorded"
         if any(_has_image(node["message"]) for node in self.nodes):
@@ -138,6 +142,9 @@ class _Checked:
             return "its nodes make no conversation"
         try:
             self.messages = [message_of(node["message"]) for node in self.nodes]
+            self.hashes = [message_hash(message) for message in self.messages]
+        except UnicodeEncodeError:
+            return "a message holds half of a surrogate pair, which no tokenizer takes"
         except (ValidationError, KeyError, TypeError, AttributeError):
             return "a message is none that the installed Verifiers knows"
         self.wire = [message_to_wire(message) for message in self.messages]
@@ -259,7 +266,7 @@ class _Checked:
         for siblings in children.values():
             first: dict[str, int] = {}
             for node in siblings:
-                earlier = first.setdefault(message_hash(self.messages[node]), node)
+                earlier = first.setdefault(self.hashes[node], node)
                 if earlier == node:
                     self.result.counts["forks by another message"] += node != siblings[0]
                 elif not self.nodes[node]["sampled"]:
@@ -327,6 +334,19 @@ class _Checked:
         if key not in self._found:
             self._found.add(key)
             self.result.findings.append(finding)
+
+
+def _is_sound(node: Any) -> bool:
+    """Whether a node is one that can be looked at: any JSON may stand in an imported record."""
+    if not isinstance(node, Mapping) or type(node.get("parent")) not in (int, type(None)):
+        return False
+    ids, mask = node.get("token_ids") or [], node.get("mask") or []
+    return (
+        isinstance(ids, list)
+        and isinstance(mask, list)
+        and len(mask) in (0, len(ids))
+        and all(type(i) is int and 0 <= i < 1 << 31 for i in ids)
+    )
 
 
 def _with_defaults(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -270,6 +270,27 @@ def test_traces_without_tokens_or_with_images_are_counted_by_reason(tokenizer: s
     assert result.counts["traces"] == 1
 
 
+@pytest.mark.parametrize("field", [{"token_ids": [-5]}, {"token_ids": [1 << 40]}, {"token_ids": "x"}, {"mask": [True]}])
+def test_a_trace_with_what_is_no_token_id_is_named_and_the_others_compared(
+    tokenizer: str, tmp_path: Path, field: dict[str, Any]
+) -> None:
+    record = converse(tokenizer, "The answer is 3 boxes.", thinking=False, turns=1)
+    broken = copy.deepcopy(record) | {"id": "broken"}
+    broken["nodes"][0] |= field
+    result = again(tmp_path, [broken, record], tokenizer=tokenizer, renderer=plain())
+    assert result.notes["traces not compared: a node holds what is no token id, mask or parent"] == 1
+    assert result.counts["traces"] == 1
+
+
+def test_a_trace_whose_text_no_tokenizer_takes_is_named_and_the_others_compared(tokenizer: str, tmp_path: Path) -> None:
+    record = converse(tokenizer, "The answer is 3 boxes.", thinking=False, turns=1)
+    broken = copy.deepcopy(record) | {"id": "broken"}
+    broken["nodes"][0]["message"]["content"] = "\ud83d"
+    result = again(tmp_path, [broken, record], tokenizer=tokenizer, renderer=plain())
+    assert result.notes["traces not compared: a message holds half of a surrogate pair, which no tokenizer takes"] == 1
+    assert result.counts["traces"] == 1
+
+
 def test_with_a_limit_only_some_traces_of_each_step_are_looked_at(tokenizer: str) -> None:
     result = retokenize(open_run(DEMO), RetokenizeOptions(tokenizer=tokenizer, limit=3))
     assert result.counts["traces"] == 9

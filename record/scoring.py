@@ -123,13 +123,16 @@ class Scored:
         else:
             try:
                 self._add(signal, result)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 self.fail(signal, error)
 
     def _add(self, signal: Signal, result: Any) -> None:
         several = result if isinstance(result, Mapping) else {signal.name: result}
-        for name, score in several.items():
-            value = float(score)
+        for name in several:
+            if not isinstance(name, str):
+                raise TypeError(f"a score's name is {name!r}; expected text")
+            name.encode()  # halves of surrogates are no text
+        for name, value in [(name, float(score)) for name, score in several.items()]:
             if signal.is_reward:
                 self.rewards[name] = Score("scored", value * signal.weight, value, signal.weight)
                 self.trace.rewards[name] = value * signal.weight
@@ -296,7 +299,12 @@ async def _run(
     except TimeoutError as error:
         late = end is not None and asyncio.get_running_loop().time() >= end
         return TimeoutError(f"not done within {limit:g} s") if late else error
-    except Exception as error:
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise  # this scoring is cancelled, and not only something that the signal did
+        return error
+    except (Exception, SystemExit) as error:
         return error
 
 

@@ -298,6 +298,35 @@ def test_a_trace_that_cannot_be_scored_is_named_and_null_and_has_the_error(
     checked(tmp_path / "new")
 
 
+@pytest.mark.parametrize(
+    ("kind", "answer", "error"),
+    [
+        ("reward", "return 10**400", "OverflowError: int too large"),
+        ("reward", "raise asyncio.CancelledError", "CancelledError: "),
+        ("reward", "raise SystemExit(3)", "SystemExit: 3"),
+        ("reward", "return {1: 2.0}", "TypeError: a score's name is 1; expected text"),
+        ("reward", "return {'\\ud800': 1.0}", "UnicodeEncodeError"),
+        ("reward", "return {'a': 1.0, 'b': None}", "TypeError"),
+        ("group_reward", "raise asyncio.CancelledError", "CancelledError: "),
+    ],
+)
+def test_whatever_a_signal_does_is_its_own_failure_and_costs_no_other_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, answer: str, error: str
+) -> None:
+    given = "traces" if kind == "group_reward" else "trace"
+    last = f"{given}[-1]" if kind == "group_reward" else given
+    body = (
+        f"{OK}\n    @vf.{kind}\n    async def odd(self, {given}):\n        if {last}.id == 'b':\n            {answer}\n"
+    )
+    body += f"        return {'[0.5]' if kind == 'group_reward' else '0.5'}\n"
+    run = record_run(tmp_path / "run", [[[trace("a")], [trace("b")]]])
+    result = rescore(run, probes(tmp_path, monkeypatch, body), tmp_path / "new")
+    [failure] = result.failures
+    assert (failure["trace_id"], failure["signal"]) == ("b", "odd")
+    assert error in failure["error"]
+    assert rewards(tmp_path / "new") == {"a": {"ok": 2.0, "odd": 0.5}, "b": {"ok": 2.0, "odd": None}}
+
+
 def test_a_trace_whose_scoring_failed_live_can_be_scored_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [r for _, r in recorded("0.2.0/errors")]
     failed = next(r for r in records if r["errors"] and "scoring blew up" in r["errors"][0]["message"])

@@ -257,7 +257,9 @@ class _Stats:
 
     def at(self, i: int) -> Mean:
         n = int(self.n[i])
-        return Mean(float(self.mean[i]) if n else None, n, int(self.unscored[i]), int(self.not_finite[i]))
+        return Mean(
+            None if np.isnan(self.mean[i]) else float(self.mean[i]), n, int(self.unscored[i]), int(self.not_finite[i])
+        )
 
 
 def _stats(values: Values, codes: Ints, size: int) -> _Stats:
@@ -269,6 +271,7 @@ def _stats(values: Values, codes: Ints, size: int) -> _Stats:
     n = np.bincount(group, minlength=size)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         mean = np.bincount(group, numbers, minlength=size) / n
+        mean[np.isinf(mean)] = np.nan  # a sum that no float holds: nothing follows from it
         variance = np.bincount(group, (numbers - mean[group]) ** 2, minlength=size) / (n - 1)
     rollouts = np.bincount(codes[codes >= 0], minlength=size)
     return _Stats(n, mean, variance, rollouts - n - wild, wild)
@@ -281,7 +284,7 @@ def _changes(a: Values, b: Values, in_a: Ints, in_b: Ints, size: int) -> list[Ch
         se = np.sqrt(x.variance / x.n + y.variance / y.n)
         change = y.mean - x.mean
         change[np.abs(change) <= _ROUNDING * np.maximum(np.abs(x.mean), np.abs(y.mean))] = 0.0
-    scored, spread = (x.n > 0) & (y.n > 0), (x.n > 1) & (y.n > 1)
+    scored, spread = np.isfinite(change), (x.n > 1) & (y.n > 1) & np.isfinite(se)
     return [
         Change(x.at(i), y.at(i), float(change[i]) if scored[i] else None, float(se[i]) if spread[i] else None)
         for i in range(size)

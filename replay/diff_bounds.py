@@ -58,6 +58,8 @@ class Bound:
         by = f" by {moved:.4g}" if moved > 0 else ""
         allowed = f"{self.bound:.4g}" if not self.relative else f"{100 * self.bound:.4g}% of A, {most:.4g}"
         values = f"{found.a.mean:.4g} in A, {found.b.mean:.4g} in B"
+        wild = [f"{mean.not_finite} of {side}" for side, mean in (("A", found.a), ("B", found.b)) if mean.not_finite]
+        values += f"; in no mean, being no finite numbers: {', '.join(wild)}" if wild else ""
         return Verdict(self, holds, found.change, f"{self.quantity} {verb}{by} ({values}); allowed are {allowed}")
 
 

@@ -23,6 +23,7 @@ from rolltape.replay.import_lines import write_rows
 from rolltape.replay.import_sources import Source
 from rolltape.replay.import_steps import Members, Plan, into_steps
 from rolltape.replay.run import Run, open_run
+from rolltape.replay.whole import naming
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import RunConflict
 from rolltape.schema.fields import SCHEMA_VERSION, TRACE
@@ -52,10 +53,9 @@ def target_at(where: str | Path) -> Iterator[tuple[Target, Path]]:
     root.mkdir(parents=True, exist_ok=True)
     try:
         with _alone(root):
-            for left in root.glob(f"{_PREFIX}*"):  # of an import that was killed
-                shutil.rmtree(left, ignore_errors=True)
+            _remove_left_over(root)
             target = Target(root)
-            with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=root) as folder:
+            with naming(root), tempfile.TemporaryDirectory(prefix=_PREFIX, dir=root) as folder:
                 try:
                     yield target, Path(folder)
                 except BaseException:
@@ -65,6 +65,21 @@ def target_at(where: str | Path) -> Iterator[tuple[Target, Path]]:
         for name in ("traces/train", "traces", "commits/train", "commits", "attempts", "."):
             with suppress(OSError):
                 (root / name).resolve().rmdir()
+
+
+def _remove_left_over(root: Path) -> None:
+    """Remove what an import that was killed has left: its rows on their way, and where it was the run's first, its files.
+
+    Files without a run are its own only where every one of them is of the first attempt of an import.
+    """
+    left = list(root.glob(f"{_PREFIX}*"))
+    if left and not (root / "run.json").exists():
+        files = [path for name in _OURS for path in (root / name).rglob("*") if path.is_file()]
+        if all(".0.import." in path.name or path == root / "attempts" / "0.json" for path in files):
+            for name in _OURS:
+                shutil.rmtree(root / name, ignore_errors=True)
+    for folder in left:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -95,6 +110,8 @@ class Target:
         self.paths = RunPaths.of(root, self.run_id)
         self.plans: list[Plan] = []
         """Steps that are being written, and are no part of the run yet."""
+        self.put: set[AnyPath] = set()
+        """Commits of theirs."""
         self.steps: dict[int, int] = {}
         """Step of each group that the run has, by its index."""
         self.keys: dict[bytes, int] = {}
@@ -177,11 +194,13 @@ class Target:
         return max((*self.run.attempts, *(c.part.attempt for c in self.run.all_commits)), default=-1) + 1
 
     def discard(self) -> None:
-        """Remove what was written of an import that failed."""
+        """Remove what was written of an import that failed; a step that another import committed meanwhile stays."""
         for plan in self.plans:
-            for path in (self.paths.commit(plan.part), self.paths.parquet(plan.part)):
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
+            commit = self.paths.commit(plan.part)
+            if commit in self.put or not commit.exists():
+                for path in (commit, self.paths.parquet(plan.part)):
+                    with suppress(OSError):
+                        path.unlink(missing_ok=True)
 
     def commit(self, commits: Sequence[Commit], sources: Sequence[Source], by: GroupBy, model: str | None) -> None:
         """Make what was written part of the run. Raises RunConflict where another import has done so meanwhile.
@@ -192,6 +211,7 @@ class Target:
         for commit in reversed(commits):
             if not put_once(self.paths.commit(commit.part), commit.to_bytes()):
                 raise RunConflict(f"{self.root}: another import wrote step {commit.part.step}; import once more.")
+            self.put.add(self.paths.commit(commit.part))
         attempt = {
             "attempt": self._attempt,
             "start_step": commits[0].part.step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,20 @@ from rolltape.schema.errors import BadInput, RunConflict
 from rolltape.schema.parquet import sync_folder
 from rolltape.schema.storage import is_url
 
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""What only writing fails with."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name `path` where writing fails with an error that says no file: those of pyarrow and of open files do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in _WRITING:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
+
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
@@ -24,7 +39,8 @@ def whole_file(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        yield part
+        with naming(path):
+            yield part
         with part.open("rb") as written:
             os.fsync(written.fileno())
         os.replace(part, path)

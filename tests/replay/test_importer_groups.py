@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -318,7 +319,7 @@ def test_a_failed_first_import_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "run").exists()
 
 
-def test_an_import_that_is_killed_is_named_and_what_it_had_is_kept(tmp_path: Path) -> None:
+def test_after_an_import_that_was_killed_what_it_had_is_kept_and_it_is_just_imported_again(tmp_path: Path) -> None:
     again(tmp_path, turn(id="a"))
     before = state(tmp_path / "run")
     write(tmp_path / "traces.jsonl", *[turn(id=i) for i in "ab"])
@@ -338,5 +339,42 @@ def test_an_import_that_is_killed_is_named_and_what_it_had_is_kept(tmp_path: Pat
     assert (done.traces, done.joined) == (1, 1)
     assert verify(open_run(tmp_path / "run")).findings == []
     assert [p.name for p in (tmp_path / "run").iterdir() if p.name.startswith(".")] == []
+    assert (tmp_path / "new" / "traces").exists()
+    assert import_files(tmp_path / "traces.jsonl", tmp_path / "new").traces == 2
+    assert verify(open_run(tmp_path / "new")).findings == []
+
+
+def test_files_without_a_run_that_no_killed_import_left_are_not_touched(tmp_path: Path) -> None:
+    again(tmp_path, turn(id="a"))
+    (tmp_path / "run" / "run.json").unlink()
+    (tmp_path / "run" / ".import-killed").mkdir()
+    (tmp_path / "run" / "traces" / "train" / "00000001.0.main.parquet").write_bytes(b"recorded")
+    before = state(tmp_path / "run")
     with pytest.raises(RunConflict, match=re.escape("holds an import that was cut short, and no run")):
-        import_files(tmp_path / "traces.jsonl", tmp_path / "new")
+        again(tmp_path, turn(id="a"))
+    assert state(tmp_path / "run") == before
+
+
+def test_what_another_import_committed_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file system has no locks."""
+    put_once = import_run.put_once
+
+    def late(path: Path, data: bytes) -> bool:
+        put_once(path, b"theirs")
+        return put_once(path, data)
+
+    monkeypatch.setattr(import_run, "put_once", late)
+    with pytest.raises(RunConflict, match="another import wrote step 0"):
+        again(tmp_path, turn(id="a"))
+    assert [p.read_bytes() for p in (tmp_path / "run" / "commits").rglob("*.json")] == [b"theirs"]
+    assert len(list((tmp_path / "run" / "traces").rglob("*.parquet"))) == 1
+
+
+def test_a_full_disk_is_named_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "Error writing bytes to file")
+
+    monkeypatch.setattr(import_run, "put_once", full)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        again(tmp_path, turn(id="a"))
+    assert raised.value.filename == str(tmp_path / "run")

@@ -17,6 +17,7 @@ from rolltape.replay.console import err, out, print_json, table
 from rolltape.replay.run import open_run
 from rolltape.replay.words import size
 from rolltape.schema.errors import BadInput, MissingExtra, RunConflict, RunNotFound
+from rolltape.schema.storage import is_url
 
 if TYPE_CHECKING:
     from rolltape.notebooks import Notebook
@@ -78,7 +79,7 @@ def notebook_command(
         raise BadInput("--html and --out are both given; write a page, or copy the notebook and open it.")
     for run in runs:
         _check(run, split)
-    _check_target(page or copy, ".html" if page else ".py", overwrite)
+    _check_target(page or copy, ".html" if page else ".py", overwrite, runs)
     missing = [m for m in ("marimo", "matplotlib") if find_spec(m) is None]
     if missing:
         raise MissingExtra(
@@ -133,9 +134,14 @@ def _check(run: str, split: str) -> None:
         )
 
 
-def _check_target(target: Path | None, ending: str, overwrite: bool) -> None:
+def _check_target(target: Path | None, ending: str, overwrite: bool, runs: Sequence[str]) -> None:
     if target is None:
         return
+    for run in runs:
+        if not is_url(run) and target.resolve().is_relative_to(Path(run).resolve()):
+            raise BadInput(
+                f"{target} lies inside the run; nothing but recordings belongs there. Choose another folder."
+            )
     if target.suffix != ending:
         raise BadInput(f"{target}: expected a name that ends in {ending}.")
     if target.exists() and not overwrite:

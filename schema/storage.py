@@ -273,11 +273,18 @@ def _s3(bucket: str, endpoint: str | None) -> fs.FileSystem:
     return fs.S3FileSystem(
         region=region,
         endpoint_override=endpoint,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=int(os.environ.get("AWS_MAX_ATTEMPTS") or 3)),
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_attempts()),
         connect_timeout=5,
         request_timeout=20,
         allow_delayed_open=True,  # small objects are put by one request
     )
+
+
+def _attempts() -> int:
+    said = os.environ.get("AWS_MAX_ATTEMPTS") or "3"
+    if not said.isdecimal() or not int(said):
+        raise BadInput(f"AWS_MAX_ATTEMPTS is {said!r}; expected a whole number from 1 on.")
+    return int(said)
 
 
 def _region(bucket: str) -> str:

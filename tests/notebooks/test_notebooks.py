@@ -349,12 +349,13 @@ def test_a_page_holds_everything_and_loads_nothing(rolltape: Cli, life: Path, tm
         (["look", "RUN", "--html", "no/such/page.html"], "the folder no/such does not exist"),
         (["look", "RUN", "--html", "a.html", "--out", "b.py"], "--html and --out are both given"),
         (["look", "RUN", "--json"], "--json prints the list"),
+        (["look", "RUN", "--out", "RUN/mine.py"], "lies inside the run"),
     ],
 )
 def test_what_cannot_be_opened_is_refused_with_a_sentence(
     rolltape: Cli, demo_run: Path, words: list[str], said: str
 ) -> None:
-    code, _, error = rolltape("notebook", *(str(demo_run) if w == "RUN" else w for w in words))
+    code, _, error = rolltape("notebook", *(w.replace("RUN", str(demo_run)) for w in words))
     assert code == 2
     assert said in error
 

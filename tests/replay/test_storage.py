@@ -79,6 +79,13 @@ def test_a_url_that_names_nothing_is_refused(url: str, what: str) -> None:
         place(url)
 
 
+def test_a_number_of_attempts_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "many")
+    with pytest.raises(BadInput, match="AWS_MAX_ATTEMPTS is 'many'; expected a whole number"):
+        place("s3://a-bucket-of-its-own/run")
+
+
 def test_a_scheme_that_needs_a_package_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(MissingExtra, match=r"rolltape\[fsspec\]"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -169,7 +170,7 @@ def _write(notebook: Notebook, runs: Sequence[str], page: Path, split: str, as_j
 
 
 def _serve(file: Path, runs: Sequence[str], split: str, *, headless: bool, port: int | None, edit: bool) -> int:
-    """Serve a notebook until Ctrl-C; its exit code."""
+    """Serve a notebook until Ctrl-C, or until this process is ended; its exit code."""
     command = [sys.executable, "-m", "marimo", *(("edit",) if edit else ("run", "--include-code")), str(file)]
     command += [
         "--host",
@@ -179,6 +180,8 @@ def _serve(file: Path, runs: Sequence[str], split: str, *, headless: bool, port:
     ]
     command += ["--", "--split", split, *(word for run in runs for word in ("--run", run))]
     try:
-        return subprocess.call(command, env={**os.environ, "MARIMO_SKIP_UPDATE_CHECK": "1"})
+        with subprocess.Popen(command, env={**os.environ, "MARIMO_SKIP_UPDATE_CHECK": "1"}) as server:
+            signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+            return server.wait()
     except KeyboardInterrupt:
         return 0

@@ -369,7 +369,8 @@ def test_without_the_extra_it_says_what_to_install(
 
 
 @pytest.mark.timeout(400)
-def test_a_notebook_is_served_on_this_machine_until_it_is_interrupted(demo_run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM], ids=["interrupted", "ended"])
+def test_a_notebook_is_served_on_this_machine_until_it_is(end: signal.Signals, demo_run: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -393,8 +394,14 @@ def test_a_notebook_is_served_on_this_machine_until_it_is_interrupted(demo_run: 
             except OSError:
                 time.sleep(0.2)
         assert "Look at a run" in page
-        os.killpg(server.pid, signal.SIGINT)
-        assert server.wait(60) == 0
+        if end == signal.SIGINT:
+            os.killpg(server.pid, end)  # as Ctrl-C does
+            assert server.wait(60) == 0
+        else:
+            server.send_signal(end)
+            server.wait(60)
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0, "nothing is left behind"
     finally:
         log.close()
         if server.poll() is None:

@@ -29,6 +29,7 @@ from rolltape.record.scoring import Scorer
 from rolltape.record.secrets import Secrets
 from rolltape.replay.outcomes import read_outcomes
 from rolltape.replay.run import Run, open_run
+from rolltape.replay.whole import naming
 from rolltape.schema import jsontext
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, CheckFailed, RunConflict
@@ -109,11 +110,13 @@ def rescore(
     scorer = Scorer(environment)
     result = Rescored("", run.run_id, _signals(scorer, run, commits))
     _check_rows(scorer, run, commits, options, result)
-    target = _target(run, out, environment, options, result)
+    with naming(place(out)):
+        target = _target(run, out, environment, options, result)
     secrets = Secrets().knowing(environment.model_dump(mode="json"), environment=tuple(environment.harness.forward_env))
     job = _Job(run, target, scorer, options, secrets, result, progress, sum(c.file.rows for c in commits))
-    for commit in commits:
-        job.part(commit)
+    with naming(target.paths.root):
+        for commit in commits:
+            job.part(commit)
     result.failures.sort(key=lambda f: (f["split"], f["step"], f["trace_id"], f["signal"]))
     result.changes = changes(target.paths, [c.part for c in job.written])
     return result

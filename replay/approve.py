@@ -19,6 +19,7 @@ from rolltape.replay.options import BranchPolicy, ConvertOptions
 from rolltape.replay.replayed import Replayed, replay_part
 from rolltape.replay.run import Run
 from rolltape.replay.verify import check_file
+from rolltape.replay.whole import naming
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, RolltapeError
 from rolltape.schema.paths import Part, part_of
@@ -113,7 +114,8 @@ def _approve(run: Run, commit: Commit, branch_policy: BranchPolicy | None, write
     else:
         state, comparison = _against_the_approved(before, now, stages, notes)
     if write and state != "same":
-        write_expected(now, stages)
+        with naming(path):
+            write_expected(now, stages)
     samples = sum(len(flatten(group)) for group in [*stages.values()][-1])
     return Approval(part=commit.part, state=state, samples=samples, notes=tuple(notes), comparison=comparison)
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from rolltape.replay.run import Run
 from rolltape.schema.errors import BadInput, RunConflict
 from rolltape.schema.parquet import sync_folder
-from rolltape.schema.storage import is_url
+from rolltape.schema.storage import AnyPath, is_url
 
 _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What only writing fails with."""
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: AnyPath) -> Iterator[None]:
     """Name `path` where writing fails with an error that says no file: those of pyarrow and of open files do not."""
     try:
         yield

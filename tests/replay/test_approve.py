@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import sys
@@ -172,6 +173,16 @@ def test_a_damaged_recording_is_not_approved(root: Path) -> None:
     with pytest.raises(Damaged, match="committed; restore"):
         approve(open_run(root))
     assert not (root / "expected").exists()
+
+
+def test_a_full_disk_is_named_with_the_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "Error writing bytes to file")
+
+    monkeypatch.setattr("rolltape.replay.approve.write_expected", full)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        approve(open_run(root))
+    assert raised.value.filename == str(RunPaths(root).expected(FIRST))
 
 
 @pytest.mark.parametrize(

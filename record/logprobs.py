@@ -23,7 +23,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -264,6 +264,8 @@ class _Job:
             await self._all()
         finally:
             await self.transport.close()
+        if self.failed_in_a_row and not self.result.total.tokens:
+            self._give_up(self.result.findings[-1].message)
         self.result.notes.update(left_out(self.picked, "scored"))
         return self.result
 
@@ -430,6 +432,9 @@ class _Job:
             )
         )
         if self.failed_in_a_row >= GIVE_UP:
-            raise EngineGivenUp(
-                f"{self.failed_in_a_row} requests to {self.options.engine} failed one after the other; the last: {message}"
-            )
+            self._give_up(message)
+
+    def _give_up(self, last: str) -> NoReturn:
+        raise EngineGivenUp(
+            f"{self.failed_in_a_row} requests to {self.options.engine} failed one after the other; the last: {last}"
+        )

@@ -305,6 +305,12 @@ def test_an_engine_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     assert len(got) <= 18
 
 
+def test_a_run_none_of_whose_traces_could_be_scored_is_not_clean(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", [scored("a"), scored("b")])
+    with answering(400) as (url, _), pytest.raises(EngineGivenUp, match=r"2 requests to .* failed .*HTTP 400"):
+        recompute(open_run(run), LogprobOptions(engine=url, retry=QUICK, concurrency=1))
+
+
 def test_faults_of_the_demo_engine_cost_only_their_traces(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", [scored(str(i)) for i in range(30)])
     faults = Faults.of(["http_503=0.2", "drop_connection=0.1", "abort_empty=0.1"])

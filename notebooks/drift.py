@@ -278,11 +278,11 @@ def _(con):
     for _view, _name, _is_list in _annotated:
         _column = _name.replace('"', '""')
         _list = f"""
-            SELECT step, trace_id, unnest(logprobs) AS recorded, unnest(a."{_column}") AS other
+            SELECT chosen.step, trace_id, unnest(chosen.logprobs) AS recorded, unnest(a."{_column}") AS other
             FROM chosen JOIN {_view} a USING (run, trace_id)
         """
         _token = f"""
-            SELECT step, trace_id, tokens.logprob AS recorded, a."{_column}" AS other
+            SELECT tokens.step, trace_id, tokens.logprob AS recorded, a."{_column}" AS other
             FROM tokens JOIN {_view} a USING (run, trace_id, position) WHERE trace_id IN (SELECT trace_id FROM chosen)
         """
         SOURCES[f"{_view}.{_name}"] = _list if _is_list else _token

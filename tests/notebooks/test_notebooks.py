@@ -246,24 +246,24 @@ def test_versions_and_log_probs_are_as_counted_by_hand(life: Path) -> None:
     assert differences["k3"][at] == pytest.approx([np.mean([math.exp(d) - 1 - d for d in by_hand])])
 
 
-@pytest.mark.parametrize("level", ["list", "token"])
-def test_annotated_log_probs_are_compared_where_the_trainer_recomputed_none(tmp_path: Path, level: str) -> None:
+@pytest.mark.parametrize(("level", "name"), [("list", "logprob"), ("list", "logprobs"), ("token", "logprob")])
+def test_annotated_log_probs_are_compared_where_the_trainer_recomputed_none(
+    tmp_path: Path, level: str, name: str
+) -> None:
     run = record_run(tmp_path / "run", Life(steps=2, groups=2, rollouts=4, tokens=8, tasks=2, recomputed=False))
     rows = rows_of(run)
     if level == "list":
-        table = [
-            {"trace_id": r["trace_id"], "logprob": [p if p is None else p - 0.25 for p in r["logprobs"]]} for r in rows
-        ]
+        table = [{"trace_id": r["trace_id"], name: [p if p is None else p - 0.25 for p in r["logprobs"]]} for r in rows]
     else:
         table = [
-            {"trace_id": r["trace_id"], "position": i, "logprob": p - 0.25}
+            {"trace_id": r["trace_id"], "position": i, name: p - 0.25}
             for r in rows
             for i, p in enumerate(r["logprobs"])
             if p is not None
         ]
     open_run(run).annotate("trainer", table)
     pictures, names = opened("drift", run)
-    assert list(names["SOURCES"]) == ["annotation_trainer.logprob"]
+    assert list(names["SOURCES"]) == [f"annotation_trainer.{name}"]
     differences = plots.columns(names["differences"])
     assert differences["mean"] == pytest.approx([-0.25, -0.25])
     assert differences["tokens"].sum() == sum(p is not None for r in rows for p in r["logprobs"])

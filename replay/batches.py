@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,8 @@ class Batch:
     """The rows it was made of."""
     warnings: list[Finding] = field(default_factory=list)
     """What is to be known of all of it."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Traces that gave no Sample, by what became of them; of an import, by what conversion says."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -63,7 +66,16 @@ def _batch(run: Run, commit: Commit) -> Batch:
                 f"step {step.step}: its rows give other Samples than were {what} then; `rolltape verify {run.paths.root}` "
                 "names what differs."
             )
-    return Batch(step, groups, table, [f for f in conversion.findings if f.code == "logprobs_rounded"])
+    rounded = [f for f in conversion.findings if f.code == "logprobs_rounded"]
+    return Batch(step, groups, table, rounded, _left_out(table, groups, conversion.dropped))
+
+
+def _left_out(table: pa.Table, groups: Iterable[SampleGroup], dropped: Mapping[str, tuple[str, str]]) -> dict[str, int]:
+    kept = {sample.routing_key for group in groups for sample in flatten(group)}
+    fates = zip(table["trace_id"].to_pylist(), table["disposition"].to_pylist(), strict=True)
+    return dict(
+        Counter(fate or dropped.get(id, ("unknown", ""))[0] for id, fate in fates if id not in kept).most_common()
+    )
 
 
 def read_part(run: Run, commit: Commit) -> pa.Table:

@@ -175,13 +175,22 @@ def convert_command(
         )
     if as_json:
         files = [
-            {"path": str(f.path), "rollout_id": f.name, "samples": f.samples, "warnings": list(f.warnings)}
+            {
+                "path": str(f.path),
+                "rollout_id": f.name,
+                "samples": f.samples,
+                "left_out": dict(f.left_out),
+                "warnings": list(f.warnings),
+            }
             for f in written
         ]
         print_json({"run": opened.run_id, "files": files})
         return
     for file in written:
-        why = "" if file.samples else ": no trace of this step was handed to a trainer (`rolltape verify` counts why)"
+        lost = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in file.left_out.items())
+        why = f"; {sum(file.left_out.values())} traces gave none: {lost}" if lost else ""
+        if not file.samples:
+            why = f": no trace of this step was handed to a trainer{f' ({lost})' if lost else ''}"
         out.print(f"{file.path}: {file.samples} samples{why}", markup=False, highlight=False, soft_wrap=True)
         for warning in file.warnings:
             err.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)

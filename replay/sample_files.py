@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import string
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ class Written:
     samples: int
     warnings: tuple[str, ...] = ()
     """What is to be known of all of them."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Traces of a training step that gave no Sample, by what became of them."""
 
 
 def write_samples(
@@ -60,9 +63,10 @@ def write_samples(
     result = []
     for step in found:
         warnings: list[str] = []
-        samples = _step_samples(run, step, warnings)
+        left_out: Counter[str] = Counter()
+        samples = _step_samples(run, step, warnings, left_out)
         written = _written(write, paths[str(step)], str(step), samples)
-        result.append(replace(written, warnings=tuple(warnings)))
+        result.append(replace(written, warnings=tuple(warnings), left_out=left_out))
         told(result[-1])
     for step, commits in recalled.items():
         samples = (s for commit in commits for s in _evaluation_samples(run, commit))
@@ -71,10 +75,11 @@ def write_samples(
     return result
 
 
-def _step_samples(run: Run, step: int, warnings: list[str]) -> Iterator[Sample]:
-    """The Samples of a step; what is to be known of all of them goes to `warnings`."""
+def _step_samples(run: Run, step: int, warnings: list[str], left_out: Counter[str]) -> Iterator[Sample]:
+    """The Samples of a step; what is to be known of all of them goes to `warnings`, and how many gave none to `left_out`."""
     for batch in batches(run, step):
         warnings += map(str, batch.warnings)
+        left_out.update(batch.left_out)
         yield from batch.samples
 
 

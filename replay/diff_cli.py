@@ -17,6 +17,8 @@ from rolltape.schema.errors import BadInput
 
 _BESIDE = ("reward", "error_rate", "truncated_rate", "sampled_tokens")
 """Quantities whose change stands beside the one a table is about."""
+_FOLDED = 8
+"""Most settings of one side alone that get a line each: a run scored again, or imported, knows few of those of a live one."""
 _SHORT = {"error_rate": "errors", "truncated_rate": "cut off", "sampled_tokens": "sampled", "reward": "reward"}
 
 
@@ -96,9 +98,16 @@ def _print_settings(found: Diff) -> None:
     if not found.settings:
         out.print("\nsettings: no difference")
         return
-    rows = [(key, *(_values(v) for v in values)) for key, values in found.settings.items()]
+    alone = {side: [k for k, v in found.settings.items() if v[side] and not v[1 - side]] for side in (0, 1)}
+    folded = {k for names in alone.values() if len(names) > _FOLDED for k in names}
+    rows = [(key, *(_values(v) for v in values)) for key, values in found.settings.items() if key not in folded]
     out.print()
-    out.print(table("Settings that differ", ("setting", "A", "B"), rows))
+    if rows:
+        out.print(table("Settings that differ", ("setting", "A", "B"), rows))
+    for side, names in alone.items():
+        if folded.issuperset(names) and names:
+            text = f"{len(names)} settings are of {'AB'[side]} only (--json has their values): {', '.join(names)}"
+            out.print(text, markup=False, highlight=False)
 
 
 def _values(values: Sequence[str]) -> str:
@@ -132,6 +141,9 @@ def _print_quantities(found: Diff) -> None:
         rows.append((name, *_change(c), f"{c.a.n:,}", f"{c.b.n:,}", *(null if wild else null[:-1])))
     out.print()
     out.print(table("Means over rollouts; ± is the standard error of the change", ("", *columns), rows, columns))
+    if any(side.mean for side in (found.quantities["error_rate"].a, found.quantities["error_rate"].b)):
+        text = "rollouts that ended in an error count with what they were scored; `rolltape stats` leaves them out"
+        out.print(text, style="dim", markup=False, highlight=False)
 
 
 def _change(c: Change) -> tuple[str, str, str, str]:

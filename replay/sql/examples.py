@@ -19,6 +19,12 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "GROUP BY ALL ORDER BY reward NULLS FIRST, task_idx LIMIT 20",
         ),
         Example(
+            "What do rollouts that fail have in common?",
+            "SELECT reward >= 1 AS passed, count(*) AS traces, avg(num_turns) AS turns, avg(num_sampled) AS sampled,\n"
+            "       avg(CAST(is_truncated AS INTEGER)) AS truncated, avg(len(error_types)) AS errors\n"
+            "FROM traces GROUP BY passed ORDER BY passed",
+        ),
+        Example(
             "Where do rollouts stop?",
             "SELECT stop_condition, count(*) AS traces, avg(num_turns) AS turns FROM traces\n"
             "GROUP BY ALL ORDER BY traces DESC, stop_condition",
@@ -67,6 +73,12 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example(
             "How does each reward move?",
             "SELECT step, name, count(value) AS scored, avg(value) AS mean FROM rewards GROUP BY ALL ORDER BY ALL",
+        ),
+        Example(
+            "At which step did which reward change most?",
+            "SELECT step, name, mean, mean - lag(mean) OVER (PARTITION BY name ORDER BY step) AS change\n"
+            "FROM (SELECT step, name, avg(value) AS mean FROM rewards WHERE isfinite(value) GROUP BY step, name)\n"
+            "ORDER BY abs(change) DESC NULLS LAST, name, step LIMIT 20",
         ),
         Example(
             "Which rewards were not scored, and where is NaN or infinity?",

@@ -48,8 +48,9 @@ def _of_node(name: str, column: str, meaning: str = "") -> Column:
 
 _TRACES = View(
     "traces",
-    "One try of one rollout, with everything its Parquet file holds. Lists over tokens run over the whole trace in node "
-    "order, lists over nodes in node order. Functions such as list_avg skip nulls, so unsampled tokens count nowhere.",
+    "One try of one rollout, with everything its Parquet file holds. Tries that failed are here too, and may have a reward: "
+    "`WHERE len(error_types) = 0` leaves them out, as `rolltape stats` does. Lists over tokens run over the whole trace in "
+    "node order, lists over nodes in node order. Functions such as list_avg skip nulls, so unsampled tokens count nowhere.",
     (
         *_RUN,
         *(c for c in columns_of(ROW) if c.name != "run"),

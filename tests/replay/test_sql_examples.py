@@ -116,6 +116,24 @@ def failing_tasks(c: Counted) -> list[tuple[Any, ...]]:
     return sorted(found, key=lambda r: (r[3] is not None, r[3] or 0, r[0]))[:20]
 
 
+def passed_or_not(c: Counted) -> list[tuple[Any, ...]]:
+    def passed(reward: float | None) -> bool | None:
+        return None if reward is None else math.isnan(reward) or reward >= 1  # NaN is the largest number in SQL
+
+    rows = [r | {"passed": passed(r["reward"])} for r in c.rows]
+    return [
+        (
+            *key,
+            len(found),
+            mean(r["num_turns"] for r in found),
+            mean(r["num_sampled"] for r in found),
+            mean(float(r["is_truncated"]) for r in found),
+            mean(len(r["error_types"]) for r in found),
+        )
+        for key, found in c.by("passed", rows=rows)
+    ]
+
+
 def stops(c: Counted) -> list[tuple[Any, ...]]:
     found = [(k[0], len(rows), mean(r["num_turns"] for r in rows)) for k, rows in c.by("stop_condition")]
     return sorted(found, key=lambda r: (-r[1], *ordered(r[:1])))
@@ -160,6 +178,17 @@ def kinds_of_tokens(c: Counted) -> list[tuple[Any, ...]]:
 def rewards_by_step(c: Counted) -> list[tuple[Any, ...]]:
     found = c.by("step", "name", rows=c.named("rewards"))
     return [(*k, there(r["value"] for r in rows), mean(r["value"] for r in rows)) for k, rows in found]
+
+
+def largest_changes(c: Counted) -> list[tuple[Any, ...]]:
+    finite = [r for r in c.named("rewards") if r["value"] is not None and math.isfinite(r["value"])]
+    before: dict[str, float] = {}
+    found = []
+    for (step, name), rows in c.by("step", "name", rows=finite):
+        now = sum(r["value"] for r in rows) / len(rows)
+        found.append((step, name, now, now - before[name] if name in before else None))
+        before[name] = now
+    return sorted(found, key=lambda r: (r[3] is None, -abs(r[3] or 0), r[1], r[0]))[:20]
 
 
 def unscored(c: Counted) -> list[tuple[Any, ...]]:
@@ -272,6 +301,7 @@ def error_messages(c: Counted) -> list[tuple[Any, ...]]:
 ANSWERS: dict[str, Callable[[Counted], list[tuple[Any, ...]]]] = {
     "How does the reward move, and what is it bought with?": reward_and_its_price,
     "Which tasks still fail?": failing_tasks,
+    "What do rollouts that fail have in common?": passed_or_not,
     "Where do rollouts stop?": stops,
     "How sure was the model of what it sampled, step by step?": sureness,
     "How many messages and tokens does each role have?": roles,
@@ -281,6 +311,7 @@ ANSWERS: dict[str, Callable[[Counted], list[tuple[Any, ...]]]] = {
     "Which sampled tokens were the least likely?": unlikely,
     "How many tokens of each kind are stored?": kinds_of_tokens,
     "How does each reward move?": rewards_by_step,
+    "At which step did which reward change most?": largest_changes,
     "Which rewards were not scored, and where is NaN or infinity?": unscored,
     "One column a reward, side by side": side_by_side,
     "How many traces measured each metric, and what came out?": measured,

@@ -24,6 +24,8 @@ from rolltape.schema.errors import BadInput, RolltapeError, RunConflict
 
 _HELP = """\
 A query ends with `;`. `.schema` prints the views, `.schema NAME` one with its columns and examples, `.quit` ends."""
+_WORDS = {"exit": ".quit", "quit": ".quit", "\\q": ".quit", "help": ".help"}
+"""What other prompts take, as it is called here."""
 
 
 def sql_command(
@@ -213,8 +215,9 @@ def _prompt(runs: Sequence[Run], selection: Mapping[str, Any], rows: int) -> Non
             out.print()
             lines.clear()
             continue
-        if not lines and line.strip().startswith("."):
-            if _command(line.split()):
+        word = line.strip().rstrip(";").lower()
+        if not lines and (word.startswith(".") or word in _WORDS):
+            if _command([_WORDS[word]] if word in _WORDS else line.split()):
                 return
             continue
         lines.append(line)

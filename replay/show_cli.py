@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rolltape.replay.chosen import chosen_splits
-from rolltape.replay.console import out, print_json
+from rolltape.replay.console import err, out, print_json
 from rolltape.replay.lookup import distinct, find
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.show import read_trace
@@ -75,6 +75,10 @@ def show_command(
         print_json({"path": run, **found.to_dict()})
     else:
         out.print(render_trace(found, run, Look(full, wanted, logprobs, text_of)))
+        if wanted and text_of is None:
+            known = found.row["tokenizer"]
+            folder = known if known and (Path(known) / "tokenizer.json").is_file() else "FOLDER"
+            err.print(f"--tokenizer {folder} shows tokens as text", style="dim", markup=False, highlight=False)
 
 
 def _list(

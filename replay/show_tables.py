@@ -369,6 +369,8 @@ def render_step(title: str, rows: Sequence[Mapping[str, Any]], short: int, width
         f"{(row['disposition'] or '').replace('_', ' ')}: {row['reason']}" for row in rows if row["reason"]
     )
     told = [Text(printable(kind.line(width))) for kind in alike(reasons)]
+    if rows and all(row["disposition"] is None for row in rows):
+        told.append(Text("what became of them is not known: they were imported, or the step did not end", style="dim"))
     return Group(Text(printable(title)), Text(), shown, *([Text(), *told] if told else []))
 
 

@@ -24,7 +24,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadInput(f"There is no file {file}; give the path of an environment TOML.") from None
+        raise BadInput(f"There is no file {file}; expected a .toml file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} cannot be read: {error}.") from error
     except tomllib.TOMLDecodeError as error:

@@ -260,7 +260,9 @@ class _Job:
         try:
             problem = await self.transport.healthy()
             if problem is not None:
-                raise EngineGivenUp(f"The engine {self.options.engine} does not answer: {problem}.")
+                raise EngineGivenUp(
+                    f"The engine {self.options.engine} does not answer: {problem}. Start it, or give its address."
+                )
             await self._all()
         finally:
             await self.transport.close()

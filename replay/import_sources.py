@@ -137,7 +137,10 @@ def _in_folder(folder: Path) -> list[Source]:
     here = [folder / name for name in _NAMES if (folder / name).is_file()]
     found = here or sorted(p for name in _NAMES for p in folder.rglob(name) if p.is_file())
     if not found:
-        raise BadInput(f"{folder}: no traces.jsonl in this folder or below it; expected Verifiers' traces.jsonl.")
+        raise BadInput(
+            f"{folder}: no traces.jsonl in this folder or below it; expected Verifiers' traces.jsonl. Files with other "
+            f"names are taken where they are named themselves, such as {folder}/*.jsonl."
+        )
     return [_source(path, path.parent) for path in found]
 
 

@@ -278,3 +278,12 @@ def test_an_import_converts_to_the_samples_of_its_sound_groups(rolltape: Run, tm
     code, out, _ = rolltape("convert", tmp_path / "run", "--out", tmp_path / "{rollout_id}.jsonl")
     assert (code, out) == (0, f"{tmp_path / '0.jsonl'}: 12 samples\n")
     assert len((tmp_path / "0.jsonl").read_text().splitlines()) == 12
+
+
+def test_converting_says_how_many_traces_gave_no_sample(rolltape: Run, tmp_path: Path) -> None:
+    rolltape("import", GROUP_REWARDS.with_name("zero.jsonl"), GROUP_REWARDS, "--run", tmp_path / "run")
+    code, out, _ = rolltape("convert", tmp_path / "run", "--out", tmp_path / "{rollout_id}.jsonl", "--json")
+    [file] = json.loads(out)["files"]
+    assert (code, file["samples"], sum(file["left_out"].values())) == (0, 12, 4)
+    code, out, _ = rolltape("convert", tmp_path / "run", "--out", tmp_path / "again-{rollout_id}.jsonl")
+    assert (code, ": 12 samples; 4 traces gave none: " in out) == (0, True)

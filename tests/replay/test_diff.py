@@ -216,6 +216,17 @@ def test_settings_of_the_attempts_that_recorded_the_steps_are_compared(tmp_path:
     assert compared(a, b).settings == {}
 
 
+def test_many_settings_of_one_run_alone_are_named_in_one_place(tmp_path: Path, rolltape: Call) -> None:
+    a, b = put(tmp_path / "a", scored(1.0)), put(tmp_path / "b", scored(1.0))
+    file = RunPaths(b).attempt(0)
+    written = json.loads(file.read_text())
+    written["settings"] |= {f"option_{i}": 7777 for i in range(9)}
+    file.write_text(json.dumps(written))
+    code, printed, _ = rolltape("diff", a, b)
+    assert (code, "7777" in printed) == (0, False)
+    assert "9 settings are of B only (--json has their values): option_0, option_1" in " ".join(printed.split())
+
+
 def test_a_run_and_itself_do_not_differ(tmp_path: Path, rolltape: Call) -> None:
     rewards = [0.1, 0.2, math.nan, None, 0.7]
     run = put(tmp_path / "a", scored(*rewards), [turn(id="f", idx=1, errors=["E: x"])], scored(*rewards, idx=2))

@@ -248,8 +248,9 @@ def test_without_a_query_a_terminal_gets_a_prompt(demo_run: Path) -> None:
         "SELECT nonsense;",
         ".schema errors",
         ".help",
+        "help",
         "SELECT 41 + 1 AS x;",
-        ".quit",
+        "exit;",
     ]
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "rolltape.replay.cli", "sql", str(demo_run)]

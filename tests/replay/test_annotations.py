@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from replay_build import Record, group, put_attempt, put_run, put_step, reply, said, trace, turn
 
-from rolltape.replay import cli, open_run
+from rolltape.replay import open_run
 from rolltape.replay.annotations import annotations_of
 from rolltape.replay.prune import Wish, prune
 from rolltape.replay.run import Run
@@ -29,23 +29,6 @@ from rolltape.schema.errors import RunConflict
 MODULE = sys.modules[annotations_of.__module__]
 Cli = Callable[..., tuple[int, str, str]]
 NAN = math.nan
-
-
-@pytest.fixture
-def rolltape(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Call the command line; exit code, standard output and standard error."""
-
-    def run(*words: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rolltape", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 def two_turns(id: str) -> Record:

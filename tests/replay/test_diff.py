@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from replay_build import Record, put_attempt, put_run, put_step, recorded, reply, said, trace, turn
 
-from rolltape.replay import cli, open_run
+from rolltape.replay import open_run
 from rolltape.replay.diff import Change, Diff, Mean, Paired
 from rolltape.replay.diff_bounds import Bound
 from rolltape.replay.diff_side import read_side
@@ -21,23 +20,6 @@ from rolltape.schema.errors import BadInput
 from rolltape.schema.paths import RunPaths
 
 Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def rolltape(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Call the command line; exit code, standard output and standard error."""
-
-    def call(*words: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rolltape", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
 
 
 def put(root: Path, *steps: Sequence[Record], fates: dict[str, str] | None = None, **info: Any) -> Path:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from replay_build import put_attempt, put_run, put_step, turn
 
-from rolltape.replay import cli, open_run
+from rolltape.replay import open_run
 from rolltape.replay.chosen import chosen_commits
 from rolltape.replay.export_verifiers import write_verifiers
 from rolltape.replay.sample_files import write_samples
@@ -19,23 +17,6 @@ from rolltape.replay.whole import whole_file
 from rolltape.schema.errors import BadInput, Damaged, RunConflict
 
 Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def rolltape(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Call the command line; exit code, standard output and standard error."""
-
-    def call(*words: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rolltape", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
 
 
 @pytest.fixture

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from replay_build import put_run, put_step, turn
 
-from rolltape.replay import Finding, cli
+from rolltape.replay import Finding
 from rolltape.replay.findings_text import lines
 
 Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def rolltape(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Call the command line; exit code, standard output and standard error."""
-
-    def run(*words: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rolltape", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 def many(code: str, n: int, **rest: Any) -> list[Finding]:

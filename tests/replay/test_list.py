@@ -15,30 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from replay_build import TRACES, put_attempt, put_run, put_step, reply, said, trace, turn
 
-from rolltape.replay import cli
 from rolltape.replay.importer import import_files
 from rolltape.replay.listing import list_runs
 from rolltape.schema.errors import RunNotFound
 from rolltape.schema.paths import Part, RunPaths
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def rolltape(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Call the command line; exit code, standard output and standard error."""
-
-    def run(*words: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rolltape", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 def two_rewards(id: str, a: float | None, b: float | None, **changes: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from replay_build import SCENARIOS, Record, group, put_attempt, put_run, put_step, recorded, reply, said, trace, turn
 
-from rolltape.replay import cli, open_run
+from rolltape.replay import open_run
 from rolltape.replay.lookup import distinct, find, read_row, trace_ids
 from rolltape.replay.show import Trace, read_trace
 from rolltape.replay.show_tables import UNLIKELY, Look, render_trace
@@ -30,23 +29,6 @@ from rolltape.schema.storage import StorePath, place
 
 Cli = Callable[..., tuple[int, str, str]]
 TOKEN_COLUMNS = {"token_ids", "sampled", "is_content", "logprobs", "recomputed_logprobs"}
-
-
-@pytest.fixture
-def rolltape(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Call the command line; exit code, standard output and standard error."""
-
-    def run(*words: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rolltape", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 def put_chunks(

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from replay_build import Record, group, put_attempt, put_part, put_run, put_step, reply, said, trace, turn
 
-from rolltape.replay import ConvertOptions, cli, convert, open_run, outcomes_of
+from rolltape.replay import ConvertOptions, convert, open_run, outcomes_of
 from rolltape.replay.rollouts import PassRule
 from rolltape.replay.stats import Summary, pass_at, stats
 from rolltape.replay.stats_tables import render
@@ -32,23 +32,6 @@ from rolltape.schema.paths import Part
 from rolltape.schema.records import Turn
 
 Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def rolltape(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Call the command line; exit code, standard output and standard error."""
-
-    def run(*words: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rolltape", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 def put_rollouts(

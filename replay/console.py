@@ -78,6 +78,13 @@ err = SafeConsole(stderr=True)
 """Progress and errors, on standard error."""
 
 
+def say_error(error: Exception) -> None:
+    """One sentence on standard error."""
+    named = isinstance(error, OSError) and error.filename and error.strerror
+    what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and named else error
+    err.print(f"Error: {what}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
     """Print `value` as JSON that every reader takes: NaN and infinities become text."""
     sys.stdout.write(json_text(value) + "\n")

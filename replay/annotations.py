@@ -135,13 +135,16 @@ def check_annotation_name(name: str) -> str:
 
 def annotations_of(run: Run) -> dict[str, Annotation]:
     """The annotations of `run` by name, the newest version of each. Raises Damaged where its record cannot be read."""
+    return {name: read_record(path, name) for name, path in newest_records(run).items()}
+
+
+def newest_records(run: Run) -> dict[str, AnyPath]:
+    """The record of the newest version of each annotation of `run`, by name."""
     found: dict[str, dict[int, AnyPath]] = {}
     for path in listed(run.paths.annotations, "*/*.json"):
         if match := _RECORD.fullmatch(path.name):
             found.setdefault(path.parent.name, {})[int(match[1])] = path
-    return {
-        name: _read(records[max(records)], name) for name, records in sorted(found.items()) if _NAME.fullmatch(name)
-    }
+    return {name: records[max(records)] for name, records in sorted(found.items()) if _NAME.fullmatch(name)}
 
 
 def located(run: Run, annotation: Annotation) -> AnyPath:
@@ -166,7 +169,8 @@ def _body(run: Run, made: Annotation) -> dict[str, Any]:
     return {"schema": ".".join(map(str, SCHEMA_VERSION)), "run": run.run_id, **made.to_dict()}
 
 
-def _read(path: AnyPath, name: str) -> Annotation:
+def read_record(path: AnyPath, name: str) -> Annotation:
+    """The annotation `name` as its record at `path` says. Raises Damaged where that is no such record."""
     body = unseal(path.read_bytes(), path)
     check_version(str(body.get("schema")), str(path))
     try:

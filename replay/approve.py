@@ -6,7 +6,7 @@ Nothing but the files below `expected/` is written. A recording that is damaged 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
@@ -159,8 +159,9 @@ def _against_the_approved(
 
 
 def _options(commit: Commit, before: Expected | None, branch_policy: BranchPolicy) -> ConvertOptions:
-    options = ConvertOptions.from_dict(commit.step.options if before is None else before.options)
-    return replace(options, branch_policy=branch_policy)
+    return ConvertOptions.from_dict(commit.step.options if before is None else before.options).with_branches(
+        branch_policy
+    )
 
 
 def _left_over(run: Run, parts: set[Part], splits: Sequence[str], write: bool) -> Iterator[Approval]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from rolltape.replay.approve import Approval, approve
 from rolltape.replay.console import out, print_json, progress, table
 from rolltape.replay.folders import need_runs
-from rolltape.replay.options import CONVERTER_VERSION
+from rolltape.replay.options import CONVERTER_VERSION, BranchPolicy
 from rolltape.replay.run import open_run
 from rolltape.schema.errors import BadInput, RunNotFound
 from rolltape.schema.storage import is_url
@@ -24,7 +24,7 @@ def approve_command(
     ] = None,
     step: Annotated[list[int] | None, typer.Option(help="Only this step; repeatable.")] = None,
     branch_policy: Annotated[
-        Literal["reject", "siblings"] | None,
+        BranchPolicy | None,
         typer.Option(help="Convert like this instead of as recorded. Kept with the Samples."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change; write nothing.")] = False,

@@ -12,7 +12,7 @@ import pyarrow as pa
 from rolltape.replay.convert import SampleGroup, convert, convert_alone, flatten
 from rolltape.replay.digest import digest
 from rolltape.replay.findings import Finding
-from rolltape.replay.options import ConvertOptions
+from rolltape.replay.options import BranchPolicy, ConvertOptions
 from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.pruned import refuse_pruned
 from rolltape.replay.run import Run
@@ -35,7 +35,7 @@ class Batch:
     warnings: list[Finding] = field(default_factory=list)
     """What is to be known of all of it."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Traces that gave no Sample, by what became of them; of an import, by what conversion says."""
+    """Traces that gave no Sample, by what became of them; of an import, and under another policy, by what conversion says."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -43,18 +43,27 @@ class Batch:
         return [sample for group in self.groups for sample in flatten(group)]
 
 
-def batches(run: Run, step: int) -> list[Batch]:
+def batches(run: Run, step: int, branch_policy: BranchPolicy | None = None) -> list[Batch]:
     """The batches of a training step, one for each writer that recorded it.
+
+    `branch_policy`: instead of the recorded one. Then they are what converting gives and not what trained: what hooks of the
+    trainer changed fits no other Samples.
 
     Raises BadInput where the step was not recorded, Damaged where its file is not what was committed, and CheckFailed where
     its rows no longer convert to the Samples that trained.
     """
-    return [_batch(run, commit) for commit in run.commits("train", step)]
+    return [_batch(run, commit, branch_policy) for commit in run.commits("train", step)]
 
 
-def _batch(run: Run, commit: Commit) -> Batch:
+def _batch(run: Run, commit: Commit, branch_policy: BranchPolicy | None) -> Batch:
     table, step = read_part(run, commit), commit.step
-    conversion = convert(table, commit.groups, ConvertOptions.from_dict(step.options))
+    recorded = ConvertOptions.from_dict(step.options)
+    options = recorded.with_branches(branch_policy)
+    conversion = convert(table, commit.groups, options)
+    rounded = [f for f in conversion.findings if f.code == "logprobs_rounded"]
+    if options != recorded:
+        left_out = _left_out(table.drop_columns(["disposition"]), conversion.groups, conversion.dropped)
+        return Batch(step, conversion.groups, table, rounded, left_out)
     outcomes = read_outcomes(table)
     groups = finish(conversion.groups, outcomes, step) if outcomes else conversion.groups  # an import has none
     for what, then, now in (
@@ -66,15 +75,17 @@ def _batch(run: Run, commit: Commit) -> Batch:
                 f"step {step.step}: its rows give other Samples than were {what} then; `rolltape verify {run.paths.root}` "
                 "names what differs."
             )
-    rounded = [f for f in conversion.findings if f.code == "logprobs_rounded"]
     return Batch(step, groups, table, rounded, _left_out(table, groups, conversion.dropped))
 
 
 def _left_out(table: pa.Table, groups: Iterable[SampleGroup], dropped: Mapping[str, tuple[str, str]]) -> dict[str, int]:
     kept = {sample.routing_key for group in groups for sample in flatten(group)}
-    fates = zip(table["trace_id"].to_pylist(), table["disposition"].to_pylist(), strict=True)
+    ids = table["trace_id"].to_pylist()
+    known = table["disposition"].to_pylist() if "disposition" in table.column_names else [None] * len(ids)
     return dict(
-        Counter(fate or dropped.get(id, ("unknown", ""))[0] for id, fate in fates if id not in kept).most_common()
+        Counter(
+            fate or dropped.get(id, ("unknown", ""))[0] for id, fate in zip(ids, known, strict=True) if id not in kept
+        ).most_common()
     )
 
 

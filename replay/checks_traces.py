@@ -15,8 +15,8 @@ from rolltape.schema.records import exact_sum
 
 FORK_ADVICE = (
     'past reasoning is dropped, or sampled tokens are rendered anew, at each user turn: set thinking_retention = "all" '
-    "or enable_thinking = false in the renderer settings to keep one branch, or take branch_policy = 'siblings' to train "
-    "every branch"
+    "or enable_thinking = false in the renderer settings to keep one branch, or take branch_policy = 'siblings' "
+    "(--branch-policy siblings) to train every branch"
 )
 
 

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from rolltape.replay.console import err, out, print_json, progress, table
+from rolltape.replay.console import err, out, print_json, progress, say_error, table
+from rolltape.replay.options import BranchPolicy
+from rolltape.replay.words import counted
 from rolltape.schema.errors import MissingExtra, RolltapeError
 from rolltape.schema.fields import RECORDS, ROW, SCHEMA_VERSION
 
@@ -151,13 +153,24 @@ def convert_command(
     evaluations: Annotated[
         bool, typer.Option("--eval", help="Also the evaluations, as eval_<rollout id>.", show_default=False)
     ] = False,
+    branch_policy: Annotated[
+        BranchPolicy | None,
+        typer.Option(help="Convert like this instead of as recorded: siblings makes a Sample of every branch."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write the Samples of recorded steps as the trainer got them: a file a step, one step in memory at a time.
 
-    .pt (needs torch) is read by Miles with --load-debug-rollout-data; .jsonl and .parquet need nothing. Exit code: 0
-    written, 2 refused.
+    .pt (needs torch) is read by Miles with --load-debug-rollout-data; .jsonl and .parquet need nothing.
+
+    A trace with several branches gives none unless the run was recorded with `siblings`, and an import never was: with
+    --branch-policy siblings each of its branches becomes a Sample.
+
+        rolltape convert runs/first --out 'samples/{rollout_id}.jsonl'
+        rolltape convert runs/imported --branch-policy siblings --out 'samples/{rollout_id}.pt'
+
+    Exit code: 0 written, 2 refused.
     """
     from rolltape.replay.run import open_run
     from rolltape.replay.sample_files import write_samples
@@ -170,6 +183,7 @@ def convert_command(
             to,
             steps=step or None,
             evaluations=evaluations,
+            branch_policy=branch_policy,
             overwrite=overwrite,
             told=lambda _: tell(next(number)),
         )
@@ -188,24 +202,20 @@ def convert_command(
         return
     for file in written:
         lost = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in file.left_out.items())
-        why = f"; {sum(file.left_out.values())} traces gave none: {lost}" if lost else ""
+        why = f"; {counted(sum(file.left_out.values()), 'trace')} gave none: {lost}" if lost else ""
         if not file.samples:
-            why = f": no trace of this step was handed to a trainer{f' ({lost})' if lost else ''}"
-        out.print(f"{file.path}: {file.samples} samples{why}", markup=False, highlight=False, soft_wrap=True)
-        for warning in file.warnings:
-            err.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            why = f": no trace of this step gives one{f' ({lost})' if lost else ''}; `rolltape verify {run}` says more"
+        out.print(f"{file.path}: {counted(file.samples, 'sample')}{why}", markup=False, highlight=False, soft_wrap=True)
+    for warning in dict.fromkeys(warning for file in written for warning in file.warnings):
+        err.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:
     """Entry point: errors of ours are one sentence on standard error and exit code 2."""
     try:
         app()
-    except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error
-        err.print(f"Error: {what}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
-    except RolltapeError as error:
-        err.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    except (OSError, RolltapeError) as error:
+        say_error(error)
         sys.exit(2)
 
 

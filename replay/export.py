@@ -38,6 +38,8 @@ class Exported:
     """What was changed or is special, and for how many traces."""
     configs: list[Path] = field(default_factory=list)
     """Configurations written beside the files."""
+    warnings: list[str] = field(default_factory=list)
+    """What is to be known of all that was written: sentences."""
 
     def note(self, sentence: str, count: int = 1) -> None:
         """Add `count` traces to those that `sentence` is about."""
@@ -47,4 +49,5 @@ class Exported:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         files = [{"path": str(f.path), "traces": f.traces, "lines": f.lines} for f in self.files]
-        return {"files": files, "notes": dict(self.notes), "configs": [str(path) for path in self.configs]}
+        configs = [str(path) for path in self.configs]
+        return {"files": files, "notes": dict(self.notes), "configs": configs, "warnings": list(self.warnings)}

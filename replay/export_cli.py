@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rolltape.replay.chosen import chosen_commits
-from rolltape.replay.console import out, print_json, progress
+from rolltape.replay.console import err, out, print_json, progress
 from rolltape.replay.export import Exported, ExportedFile, Format
 from rolltape.replay.export_hf import write_hf
 from rolltape.replay.export_verifiers import write_verifiers
-from rolltape.replay.run import Run, open_run
-from rolltape.replay.sample_files import write_samples
+from rolltape.replay.options import BranchPolicy
+from rolltape.replay.run import open_run
+from rolltape.replay.sample_files import Written, write_samples
 from rolltape.schema.errors import BadInput
 
 
@@ -34,6 +36,9 @@ def export(
         list[str] | None, typer.Option(help="Only this split; repeatable. Default: train.", show_default=False)
     ] = None,
     evaluations: Annotated[bool, typer.Option("--eval", help="Also the evaluations.", show_default=False)] = False,
+    branch_policy: Annotated[
+        BranchPolicy | None, typer.Option(help="With --format samples: convert like this instead of as recorded.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
@@ -53,10 +58,14 @@ def export(
 
     Exit code: 0 written, 2 refused.
     """
+    if branch_policy is not None and form != "samples":
+        raise BadInput(f"--branch-policy says how Samples are made; --format {form} writes none. Leave it out.")
     opened = open_run(run)
     with progress("exporting") as tell:
         if form == "samples":
-            result = _samples(opened, to, step, split, evaluations, overwrite)
+            _only_training(split)
+            chosen = {"steps": step or None, "evaluations": evaluations, "branch_policy": branch_policy}
+            result = _samples(write_samples(opened, to, overwrite=overwrite, **chosen))
         else:
             commits = chosen_commits(opened, split or (), step, evaluations)
             if form == "hf":
@@ -72,15 +81,19 @@ def export(
         out.print(f"{file.path}: {what}", markup=False, highlight=False, soft_wrap=True)
     for path in result.configs:
         out.print(f"{path}: the environment, for `replay`", markup=False, highlight=False, soft_wrap=True)
+    for warning in dict.fromkeys(result.warnings):
+        err.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
     for sentence, count in result.notes.items():
         out.print(f"{count:,} traces: {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _samples(
-    run: Run, pattern: str, steps: list[int] | None, splits: list[str] | None, evaluations: bool, overwrite: bool
-) -> Exported:
+def _only_training(splits: Sequence[str] | None) -> None:
     other = [s for s in splits or () if s != "train"]
     if other:
         raise BadInput(f"--split {other[0]}: Samples are those of training; --eval adds the evaluations' to them.")
-    files = write_samples(run, pattern, steps=steps or None, evaluations=evaluations, overwrite=overwrite)
-    return Exported([ExportedFile(f.path, f.samples, f.samples) for f in files])
+
+
+def _samples(files: Sequence[Written]) -> Exported:
+    found = Exported([ExportedFile(f.path, f.samples, f.samples) for f in files])
+    found.warnings += [warning for f in files for warning in f.warnings]
+    return found

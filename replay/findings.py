@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 Severity = Literal["error", "warning"]
@@ -31,7 +31,15 @@ class Finding:
         """Plain JSON values without the fields that say nothing."""
         return {k: v for k, v in asdict(self).items() if v is not None}
 
+    def but(self, message: str) -> Finding:
+        """The same finding in other words."""
+        return replace(self, message=message)
+
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, short: bool = False) -> str:
+        """A line: severity, code, place and message; `short` without the first two, which a line before it says."""
         place = [
             f"{name} {value}"
             for name, value in (
@@ -44,4 +52,4 @@ class Finding:
             if value is not None
         ]
         where = ", ".join(place) or self.file or "run"
-        return f"{self.severity} {self.code} ({where}): {self.message}"
+        return f"{where}: {self.message}" if short else f"{self.severity} {self.code} ({where}): {self.message}"

@@ -1,4 +1,4 @@
-"""Findings as lines for people: a few of each code one by one, the rest counted."""
+"""Findings as lines for people: a few of each code one by one, the rest counted. What several say alike is said once."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from rolltape.replay.console import printable
 from rolltape.replay.findings import Finding
-from rolltape.replay.words import alike, of_steps
+from rolltape.replay.words import alike, counted, of_steps, shortened, wording
 
 SHOWN = 5
 """Findings of one code that are all shown."""
 EXAMPLES = 3
 """Of more than that these many are, of each wording first."""
+AGAIN = 100
+"""Characters of a message that says what one before it said."""
 
 
 def lines(findings: Sequence[Finding], everything: bool = False) -> Iterator[tuple[str, str]]:
@@ -22,10 +24,20 @@ def lines(findings: Sequence[Finding], everything: bool = False) -> Iterator[tup
     for key in sorted(kinds, key=lambda k: k[0]):
         kind = kinds[key]
         whole = everything or len(kind) <= SHOWN
-        for found in kind if whole else _examples(kind):
-            yield printable(str(found), one_line=True), found.severity
         if not whole:
-            yield _rest(kind), kind[0].severity
+            yield _all(kind), kind[0].severity
+        said: set[str] | None = None if everything else set()
+        for found in kind if whole else _examples(kind):
+            yield _line(found, said, "" if whole else "  such as "), found.severity
+
+
+def _line(found: Finding, said: set[str] | None, head: str) -> str:
+    """A finding in a line; where what was `said` is kept, only the beginning of a message that says the same."""
+    if said is not None:
+        kind = wording(found.message)
+        found = found.but(shortened(found.message, AGAIN)) if kind in said else found
+        said.add(kind)
+    return printable(f"{head}{found.text(short=bool(head))}", one_line=True)
 
 
 def _examples(kind: Sequence[Finding]) -> list[Finding]:
@@ -36,13 +48,11 @@ def _examples(kind: Sequence[Finding]) -> list[Finding]:
     return sorted(chosen, key=kind.index)
 
 
-def _rest(kind: Sequence[Finding]) -> str:
-    """How many there are in all, and where."""
+def _all(kind: Sequence[Finding]) -> str:
+    """How many there are, and where."""
     steps = sorted({f.step for f in kind if f.step is not None})
     traces = len({f.trace_id for f in kind if f.trace_id is not None})
-    where = [f"of {traces} traces"] if traces else []
-    where += [f"in {of_steps(steps)}"] if steps else []
+    where = f", of {counted(traces, 'trace')}" if traces else ""
+    where += f" in {of_steps(steps)}" if steps else ""
     first = kind[0]
-    return (
-        f"{first.severity} {first.code}: {len(kind)} in all{' ' + ' '.join(where) if where else ''} (--all lists each)"
-    )
+    return f"{first.severity} {first.code}: {len(kind):,} in all{where} (--all lists each)"

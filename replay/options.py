@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from rolltape.schema.errors import BadInput
@@ -55,6 +55,10 @@ class ConvertOptions:
             raise BadInput(f"unscored {self.unscored!r}: expected 'refuse' or 'allow'.")
         if self.min_group_size is not None and self.min_group_size < 1:
             raise BadInput(f"min_group_size {self.min_group_size}: expected 1 or more.")
+
+    def with_branches(self, policy: BranchPolicy | None) -> ConvertOptions:
+        """The same with another branch policy; None keeps it."""
+        return self if policy is None else replace(self, branch_policy=policy)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, as stored in a step record."""

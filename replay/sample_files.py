@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolltape.replay.batches import batches, evaluated, read_part
-from rolltape.replay.options import ConvertOptions
+from rolltape.replay.options import BranchPolicy, ConvertOptions
 from rolltape.replay.run import Run
 from rolltape.replay.sample import Sample
 from rolltape.replay.whole import check_targets, whole_file
@@ -46,14 +46,17 @@ def write_samples(
     *,
     steps: Sequence[int] | None = None,
     evaluations: bool = False,
+    branch_policy: BranchPolicy | None = None,
     overwrite: bool = False,
     told: Callable[[Written], None] = lambda _: None,
 ) -> list[Written]:
     """Write the Samples of each recorded step to `pattern` with `{rollout_id}` filled in.
 
     The ending chooses the form: .pt, .jsonl or .parquet. `steps`: which; None takes all. `evaluations`: also those, as
-    `eval_<rollout id>`. Raises BadInput for a pattern that cannot take every step, RunConflict for a file that exists,
-    MissingExtra where .pt is asked for and torch is missing, and what `batches` raises.
+    `eval_<rollout id>`. `branch_policy`: instead of the recorded one (see `batches`).
+
+    Raises BadInput for a pattern that cannot take every step, RunConflict for a file that exists, MissingExtra where .pt is
+    asked for and torch is missing, and what `batches` raises.
     """
     found = list(dict.fromkeys(s.step for s in run.steps("train"))) if steps is None else list(steps)
     recalled = _evaluation_steps(run, steps) if evaluations else {}
@@ -64,21 +67,29 @@ def write_samples(
     for step in found:
         warnings: list[str] = []
         left_out: Counter[str] = Counter()
-        samples = _step_samples(run, step, warnings, left_out)
+        samples = _step_samples(run, step, branch_policy, warnings, left_out)
         written = _written(write, paths[str(step)], str(step), samples)
         result.append(replace(written, warnings=tuple(warnings), left_out=left_out))
         told(result[-1])
     for step, commits in recalled.items():
-        samples = (s for commit in commits for s in _evaluation_samples(run, commit))
+        samples = (s for commit in commits for s in _evaluation_samples(run, commit, branch_policy))
         result.append(_written(write, paths[f"eval_{step}"], f"eval_{step}", samples))
         told(result[-1])
     return result
 
 
-def _step_samples(run: Run, step: int, warnings: list[str], left_out: Counter[str]) -> Iterator[Sample]:
+def _step_samples(
+    run: Run, step: int, branch_policy: BranchPolicy | None, warnings: list[str], left_out: Counter[str]
+) -> Iterator[Sample]:
     """The Samples of a step; what is to be known of all of them goes to `warnings`, and how many gave none to `left_out`."""
-    for batch in batches(run, step):
+    for batch in batches(run, step, branch_policy):
         warnings += map(str, batch.warnings)
+        trained = ConvertOptions.from_dict(batch.step.options).branch_policy
+        if batch.step.digest_handed is not None and branch_policy not in (None, trained):
+            warnings.append(
+                f"converted with branch policy {branch_policy}, but recorded with {trained}: not the batches that trained, and "
+                "without what hooks of the trainer changed"
+            )
         left_out.update(batch.left_out)
         yield from batch.samples
 
@@ -93,8 +104,8 @@ def _evaluation_steps(run: Run, steps: Sequence[int] | None) -> dict[int, list[C
     return dict(sorted(found.items()))
 
 
-def _evaluation_samples(run: Run, commit: Commit) -> list[Sample]:
-    options = ConvertOptions.from_dict(commit.step.options)
+def _evaluation_samples(run: Run, commit: Commit, branch_policy: BranchPolicy | None) -> list[Sample]:
+    options = ConvertOptions.from_dict(commit.step.options).with_branches(branch_policy)
     rollouts = evaluated(read_part(run, commit), commit.groups, options, None)
     return [sample for rollout in rollouts for sample in rollout.samples]
 

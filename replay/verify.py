@@ -16,14 +16,15 @@ import pyarrow as pa
 
 from rolltape.replay.checks import check
 from rolltape.replay.contents import Held
-from rolltape.replay.convert import Conversion, convert
+from rolltape.replay.convert import Conversion, convert, flatten
 from rolltape.replay.digest import digest
 from rolltape.replay.findings import Finding
 from rolltape.replay.groups import check_groups
-from rolltape.replay.options import ConvertOptions, Expectations
+from rolltape.replay.options import BranchPolicy, ConvertOptions, Expectations
 from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.pruned import notes_of
 from rolltape.replay.run import Run
+from rolltape.replay.verify_annotations import check_annotations
 from rolltape.replay.view import COLUMNS
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable
@@ -43,6 +44,7 @@ class Verification:
 
     findings: list[Finding]
     parts: int
+    """Steps, each writer's and attempt's for itself."""
     traces: int
     tokens: int
     counts: dict[str, int]
@@ -51,6 +53,13 @@ class Verification:
     """Parts whose converted and handed batches were made again and compared."""
     notes: list[str] = field(default_factory=list)
     """What can no longer be proved because it was pruned, and what takes room without counting: sentences."""
+    files: int = 0
+    """Files that rows were read from; several parts lie in one after a compaction."""
+    samples: int = 0
+    """That the rows of training convert to, before anything that hooks of the trainer did."""
+    imported: bool = False
+    """Whether the rows were imported, so that there is no batch of a live run to compare with."""
+    annotations: int = 0
 
     @property
     def errors(self) -> list[Finding]:
@@ -63,11 +72,17 @@ class Verification:
 
 
 def verify(
-    run: Run, expect: Expectations | None = None, progress: Callable[[int, int], None] | None = None
+    run: Run,
+    expect: Expectations | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    branch_policy: BranchPolicy | None = None,
 ) -> Verification:
     """Check every file and every row of `run`, superseded attempts included, and convert the newest again.
 
     `expect` is checked on the newest attempt of each step. `progress` is called with parts done and parts in all.
+    `branch_policy`: convert like this instead of as recorded; steps that were recorded with another one are not compared with
+    the batches of the live run then.
     """
     findings = [
         Finding(code="commit", message=str(e), step=p.step, file=str(run.paths.commit(p))) for p, e in run.broken
@@ -76,32 +91,63 @@ def verify(
     broken = {p for p, _ in run.broken}
     commits = run.all_commits
     newest = run.newest({c.part for c in commits} | broken)
-    traces = tokens = digests = 0
+    traces = tokens = digests = samples = 0
     counts: Counter[str] = Counter()
     seen: dict[Any, Part] = {}
     files: dict[AnyPath, str | None] = {}
     for i, commit in enumerate(commits):
-        part = _Part(run, commit, expect or Expectations(), files)
+        part = _Part(run, commit, _Again(expect or Expectations(), branch_policy), files)
         findings += part.check(commit.part in newest)
         if commit.part in newest:
             traces, tokens, digests = traces + part.rows, tokens + part.tokens, digests + part.digests
+            samples += part.samples
             counts.update(commit.step.counts)
             findings += _twice(part, seen)
         if progress is not None:
             progress(i + 1, len(commits))
-    findings += _missing_steps(newest) + _orphans(run) + _journals(run)
-    return Verification(findings, len(commits), traces, tokens, dict(counts), digests, notes_of(run))
+    annotations, wrong = check_annotations(run)
+    findings += _missing_steps(newest) + _orphans(run) + _journals(run) + wrong
+    return Verification(
+        findings,
+        len(commits),
+        traces,
+        tokens,
+        dict(counts),
+        digests,
+        notes_of(run),
+        files=len(files),
+        samples=samples,
+        imported=bool(run.info.get("imported")),
+        annotations=annotations,
+    )
+
+
+@dataclass(frozen=True)
+class _Again:
+    """How parts are converted again."""
+
+    expect: Expectations
+    branch_policy: BranchPolicy | None
+
+    def options(self, commit: Commit) -> ConvertOptions:
+        """The options of a part. Raises BadInput for an option this version does not know."""
+        recorded = ConvertOptions.from_dict(commit.step.options)
+        return replace(recorded.with_branches(self.branch_policy), strict=False)
+
+    def differs(self, commit: Commit) -> bool:
+        """Whether a part is converted otherwise than it was."""
+        return self.branch_policy not in (None, ConvertOptions.from_dict(commit.step.options).branch_policy)
 
 
 class _Part:
     """Checks of one committed part."""
 
-    def __init__(self, run: Run, commit: Commit, expect: Expectations, files: dict[AnyPath, str | None]) -> None:
+    def __init__(self, run: Run, commit: Commit, again: _Again, files: dict[AnyPath, str | None]) -> None:
         """`files`: what is wrong with the bytes of each file that was looked at; several parts can share one."""
-        self.run, self.commit, self.expect, self.files = run, commit, expect, files
+        self.run, self.commit, self.again, self.files = run, commit, again, files
         self.held = run.held(commit)
         self.path = self.held.path
-        self.rows = self.tokens = self.digests = 0
+        self.rows = self.tokens = self.digests = self.samples = 0
         self.trace_ids: list[str] = []
 
     def check(self, newest: bool) -> Iterator[Finding]:
@@ -154,24 +200,26 @@ class _Part:
 
     def _convert(self, table: pa.Table) -> Iterator[Finding]:
         """Convert again, compare digests, and look whether expectations hold."""
-        step = self.commit.step
         try:
-            options = replace(ConvertOptions.from_dict(step.options), strict=False)
+            options = self.again.options(self.commit)
             conversion = convert(table, self.commit.groups, options)
         except (RolltapeError, TypeError) as error:
             yield self._finding("convert", str(error))
             return
+        if self.commit.part.split == "train":
+            self.samples = sum(len(flatten(group)) for group in conversion.groups)
         yield from self._unsettled(table, conversion.findings)
-        if self.expect != Expectations():
+        if self.again.expect != Expectations():
             final = {None, *(t for group in self.commit.groups for t in group.trace_ids)}
-            found = check(table, replace(options, expect=self.expect), self.commit.groups)
+            found = check(table, replace(options, expect=self.again.expect), self.commit.groups)
             yield from (f for f in found if f.code.startswith("expected_") and f.trace_id in final)
-        yield from self._digests(table, conversion)
+        if not self.again.differs(self.commit):
+            yield from self._digests(table, conversion)
 
     def _groups(self, table: pa.Table) -> Iterator[Finding]:
         """What can be checked where tokens were pruned: the groups and their rewards."""
         try:
-            options = replace(ConvertOptions.from_dict(self.commit.step.options), expect=self.expect)
+            options = replace(self.again.options(self.commit), expect=self.again.expect)
         except (RolltapeError, TypeError) as error:
             yield self._finding("convert", str(error))
             return

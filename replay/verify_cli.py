@@ -12,6 +12,8 @@ import typer
 
 from rolltape.replay.console import out, print_json, progress, table
 from rolltape.replay.findings_text import lines
+from rolltape.replay.options import BranchPolicy
+from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput, MissingExtra
 
 RENDERING, SCORING = "Rendering again (--retokenize)", "Log-probs again (--logprobs)"
@@ -24,6 +26,10 @@ def verify_command(
     run: Annotated[str, typer.Argument(help="Folder or URL of the run.")],
     expect: Annotated[
         Path | None, typer.Option(help="TOML of expectations: branches, group_size, group_reward_sum …")
+    ] = None,
+    branch_policy: Annotated[
+        BranchPolicy | None,
+        typer.Option(help="Convert like this instead of as recorded: siblings trains every branch."),
     ] = None,
     retokenize: Annotated[
         bool,
@@ -103,7 +109,7 @@ def verify_command(
     expected = None if expect is None else load_expectations(expect)
     opened = open_run(run)
     with progress("verifying, files") as tell:
-        result = verify(opened, expected, tell)
+        result = verify(opened, expected, tell, branch_policy=branch_policy)
     more = {name: check(opened) for name, check in checks.items()}
     result = replace(result, findings=[*result.findings, *(f for found in more.values() for f in found.findings)])
     if as_json:
@@ -185,11 +191,11 @@ def print_verification(
     path: str, result: Any, more: Mapping[str, Any] | None = None, *, everything: bool = False
 ) -> None:
     """A verification as a line of counts, its findings, what was checked beyond it, and a verdict."""
-    counts = ", ".join(f"{n} {name}" for name, n in result.counts.items() if n)
-    _say(
-        f"{path}: {result.parts} files, {result.traces} traces, {result.tokens:,} stored tokens, {result.digests} batches "
-        f"converted again{': ' + counts if counts else ''}"
-    )
+    what = [counted(result.files, "file"), counted(result.traces, "trace"), counted(result.tokens, "stored token")]
+    what += [counted(result.annotations, "annotation")] if result.annotations else []
+    _say(f"{path}: {', '.join(what)}; {_converted(result)}")
+    if any(result.counts.values()):
+        _say("tries: " + ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in result.counts.items() if n))
     for line, severity in lines(result.findings, everything):
         _say(line, style="red" if severity == "error" else "yellow")
     for note in result.notes:
@@ -197,8 +203,19 @@ def print_verification(
     for name, found in (more or {}).items():
         {"retokenize": _print_retokenized, "logprobs": _print_recomputed}[name](found.to_dict())
     warnings = len(result.findings) - len(result.errors)
-    verdict = f"{len(result.errors)} findings" if result.errors else "clean"
-    out.print(f"{verdict}{f', {warnings} warnings' if warnings else ''}", style="red" if result.errors else "green")
+    verdict = counted(len(result.errors), "finding") if result.errors else "clean"
+    more_ = f", {counted(warnings, 'warning')}" if warnings else ""
+    out.print(f"{verdict}{more_}", style="red" if result.errors else "green")
+
+
+def _converted(result: Any) -> str:
+    """What converting the rows again gave, and what it was compared with."""
+    samples = counted(result.samples, "Sample")
+    if result.digests:
+        return f"{counted(result.digests, 'batch', 'batches')} converted again and compared, {samples}"
+    if result.imported:
+        return f"{samples}; imported, so there is no batch of a live run to compare them with"
+    return f"{samples}; no batch was recorded to compare them with" if result.samples else "nothing to convert"
 
 
 _VERDICTS = {

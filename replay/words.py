@@ -29,6 +29,11 @@ def count(value: float | None) -> str:
     return f"{value:.0f}T"
 
 
+def counted(number: int, what: str, many: str = "") -> str:
+    """How many of something there are: 1 file, 3 files, 1,024 batches (`many`: its plural, unless it ends in s)."""
+    return f"{number:,} {what if number == 1 else many or what + 's'}"
+
+
 def size(value: float | None) -> str:
     """Bytes: 812 B, 30.0 kB, 1.2 MB."""
     if value is None:
@@ -142,11 +147,16 @@ class Alike:
         return f"{head}{' '.join(self.example.split()) if room is None else shortened(self.example, room)}{others}"
 
 
+def wording(message: str) -> str:
+    """What a message says but for its numbers and ids."""
+    return _NUMBER.sub("#", message)
+
+
 def alike(messages: Mapping[str, int], most: int | None = None) -> list[Alike]:
     """Counted messages, those that differ in numbers only as one, the most frequent first."""
     kinds: dict[str, Counter[str]] = {}
     for message, times in messages.items():
-        kinds.setdefault(_NUMBER.sub("#", message), Counter())[message] += times
+        kinds.setdefault(wording(message), Counter())[message] += times
     merged = [Alike(kind.total(), kind.most_common(1)[0][0], len(kind)) for kind in kinds.values()]
     merged.sort(key=lambda a: -a.count)
     return merged if most is None else merged[:most]

@@ -315,7 +315,7 @@ def test_a_file_of_traces_that_train_nothing_fails_verification_and_says_how_man
     codes_found = [finding["code"] for finding in json.loads(result.output)["findings"]]
     assert codes_found.count("no_trainable_token") == 4
     result = run.invoke(app, ["convert", f"{tmp_path}/run", "--out", f"{tmp_path}/samples.jsonl"])
-    assert "0 samples: no trace of this step was handed to a trainer" in result.output
+    assert "0 samples: no trace of this step gives one" in result.output
 
 
 def test_an_empty_completion_is_no_sample() -> None:

@@ -52,7 +52,7 @@ def test_an_imported_file_is_summed_up_and_verifies_clean(rolltape: Run, tmp_pat
     code, out, _ = rolltape("verify", tmp_path / "run")
     assert code == 0
     assert out.endswith("clean\n")
-    assert "1 files, 12 traces, 799 stored tokens" in out
+    assert "1 file, 12 traces, 799 stored tokens; 12 Samples; imported, so there is no batch of a live run" in out
 
 
 def test_expected_sums_pass_or_fail_naming_each_group(rolltape: Run, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_warnings_are_shown_and_do_not_fail(rolltape: Run, tmp_path: Path) -> No
     put_step(tmp_path, 0, [turn()])
     RunPaths(tmp_path).commit(Part("train", 0, 0, "main")).unlink()
     code, out, _ = rolltape("verify", tmp_path)
-    assert (code, out.splitlines()[-1]) == (0, "clean, 1 warnings")
+    assert (code, out.splitlines()[-1]) == (0, "clean, 1 warning")
     assert "warning uncommitted" in out
 
 
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_named_with_exit_code_1(rolltape: Run, tmp_path: Path,
     code, out, _ = rolltape("verify", tmp_path)
     assert code == 1
     assert str(file) in out
-    assert out.splitlines()[-1].startswith("1 findings")
+    assert out.splitlines()[-1].startswith("1 finding")
 
 
 # -- what is refused

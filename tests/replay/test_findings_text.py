@@ -26,14 +26,24 @@ def test_a_few_findings_of_a_code_are_all_shown() -> None:
 
 def test_of_many_findings_some_are_shown_and_all_are_counted() -> None:
     shown = [line for line, _ in lines(many("a", 40))]
-    assert shown[:3] == [str(f) for f in many("a", 40)[:3]]
-    assert shown[3:] == ["error a: 40 in all of 20 traces in steps 0–9 (--all lists each)"]
+    assert shown[0] == "error a: 40 in all, of 20 traces in steps 0–9 (--all lists each)"
+    assert shown[1:] == [f"  such as step 0, trace t{i // 2}: {i} of 40" for i in range(3)]
+
+
+def test_what_several_say_alike_is_said_once_and_of_each_with_its_numbers() -> None:
+    advice = "and this is what to do about it, in a sentence that nobody wants to read again for every trace of a run"
+    findings = [Finding(code="a", message=f"{i} branches; {advice}", step=0, trace_id=f"t{i}") for i in range(9)]
+    shown = [line for line, _ in lines(findings)]
+    assert shown[1] == f"  such as step 0, trace t0: 0 branches; {advice}"
+    assert [line[:38] for line in shown[2:]] == [f"  such as step 0, trace t{i}: {i} branches" for i in (1, 2)]
+    assert all(len(line) < 130 and line.endswith("…") for line in shown[2:])
+    assert [line for line, _ in lines(findings, everything=True)] == [str(f) for f in findings]
 
 
 def test_of_several_wordings_each_is_shown() -> None:
     other = Finding(code="a", message="something else", step=7)
     shown = [line for line, _ in lines([*many("a", 40), other])]
-    assert str(other) in shown
+    assert "  such as step 7: something else" in shown
     assert len(shown) == 4
 
 
@@ -59,8 +69,8 @@ def test_verify_merges_findings_and_lists_them_on_request_and_as_json(tmp_path: 
         put_step(tmp_path, step, records, fates={r["id"]: "emitted" for r in records}, digest_converted=None)
     code, out, _ = rolltape("verify", tmp_path)
     assert code == 1
-    assert "error reward_value: 32 in all of 32 traces in steps 0–3 (--all lists each)" in out
-    assert sum("reward_value" in line for line in out.splitlines()) == 4
+    assert "error reward_value: 32 in all, of 32 traces in steps 0–3 (--all lists each)" in out
+    assert sum("is nan" in line for line in out.splitlines()) == 3
     assert "findings" in out.splitlines()[-1]
     _, out, _ = rolltape("verify", tmp_path, "--all")
     assert sum("reward_value" in line for line in out.splitlines()) == 32

@@ -20,8 +20,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from rolltape.record import bounded
 from rolltape.record.config import load_config
 from rolltape.record.folder import enter, installed_versions, next_attempt
+from rolltape.record.rescore_plan import RescoreOptions, chosen, refuse_out
 from rolltape.record.rescore_rows import Member, New, Unit, units
 from rolltape.record.rescore_step import regrouped, settle, with_scores
 from rolltape.record.rescored import Changes, changes, write_rescored
@@ -39,30 +41,10 @@ from rolltape.schema.paths import Part, RunPaths
 from rolltape.schema.storage import AnyPath, place
 from rolltape.schema.table import with_outcomes
 
+__all__ = ["RescoreOptions", "Rescored", "rescore"]
+
 Progress = Callable[[int, int], None]
 _STAMPED = ("rolltape", "verifiers", "renderers")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RescoreOptions:
-    """How to re-score."""
-
-    keep: bool = False
-    """Keep the recorded scores of signals that cannot be scored offline, instead of null."""
-    concurrency: int = 64
-    """Traces that are scored, and in memory, at once; a group is never split."""
-    steps: tuple[int, ...] = ()
-    """Only these steps; empty takes all."""
-    split: str | None = None
-    """Only this split."""
-    resume: bool = False
-    """Go on with a re-scoring that was cut short."""
-    strict: bool = False
-    """Stop at the first trace that cannot be scored, and refuse a Task class of another name."""
-
-    def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise BadInput(f"concurrency is {self.concurrency}; expected 1 or more.")
 
 
 @dataclass
@@ -105,7 +87,8 @@ def rescore(
     """
     options = options or RescoreOptions()
     run = open_run(source)
-    commits = _chosen(run, options)
+    commits = chosen(run, options)
+    refuse_out(run, out, options)
     environment = load_config(config)
     scorer = Scorer(environment)
     result = Rescored("", run.run_id, _signals(scorer, run, commits))
@@ -120,21 +103,6 @@ def rescore(
     result.failures.sort(key=lambda f: (f["split"], f["step"], f["trace_id"], f["signal"]))
     result.changes = changes(target.paths, [c.part for c in job.written])
     return result
-
-
-def _chosen(run: Run, options: RescoreOptions) -> list[Commit]:
-    """The newest commits of the steps that are asked for. Raises BadInput where there is none."""
-    splits = run.splits() if options.split is None else [options.split]
-    found = [c for split in splits for c in run.commits(split)]
-    chosen = [c for c in found if not options.steps or c.part.step in options.steps]
-    missing = sorted(set(options.steps) - {c.part.step for c in chosen})
-    if missing or not chosen:
-        what = f"step {missing[0]}" if missing else "a committed step"
-        where = "" if options.split is None else f" of split {options.split!r}"
-        have = sorted({c.part.step for c in found})
-        known = f"recorded are {len(have)} steps from {have[0]} to {have[-1]}" if have else "none is committed"
-        raise BadInput(f"{run.paths.root} holds no {what.removeprefix('a ')}{where} to re-score; {known}.")
-    return chosen
 
 
 # -- before anything is scored
@@ -221,14 +189,8 @@ class _Target:
 
 
 def _target(run: Run, out: str | AnyPath, environment: Any, options: RescoreOptions, result: Rescored) -> _Target:
-    """Enter the folder of the new run. Raises RunConflict where it holds something else."""
+    """Enter the folder of the new run. Raises RunConflict where that is another config's."""
     root = place(out)
-    if (root / "run.json").exists():
-        there = open_run(root)
-        if there.run_id == run.run_id:
-            raise BadInput(f"--out {out} is the run itself; a re-scored run is a new one, choose another folder.")
-        if there.info.get("rescored_from") != run.run_id:
-            raise RunConflict(f"{out} holds a run that is no re-scoring of {run.paths.root}; choose a new folder.")
     config = environment.model_dump(mode="json", exclude_none=True)
     known = jsontext.to_json({"environment": config, "keep": options.keep})[0]
     identity = {
@@ -285,7 +247,7 @@ class _Job:
     def _scored(self, commit: Commit, mine: Part, start: int) -> Commit:
         """Score a part and write it. Samples are numbered from `start`, or from where they were."""
         batches = list(self.run.part_batches(commit))
-        new = asyncio.run(self._all(batches, commit))
+        new = bounded.run(self._all(batches, commit))
         self._check(new, commit)
         tables = [with_scores(batch, new, self.target.run_id, mine.attempt) for batch in batches]
         names = tuple(s["name"] for s in self.result.signals if s["kind"] == "group reward")

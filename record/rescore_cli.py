@@ -52,26 +52,29 @@ def rescore(
 
     Example: rolltape rescore runs/first --config env.toml --out runs/first-stricter
     """
+    from rolltape.record.rescore_plan import RescoreOptions, look_first
     from rolltape.record.versions import check_live
-
-    check_live()
-    from rolltape.record.rescore import RescoreOptions
-    from rolltape.record.rescore import rescore as score_again
 
     options = RescoreOptions(
         keep=keep, concurrency=concurrency, steps=tuple(step or ()), split=split, resume=resume, strict=strict
     )
-    try:
-        with progress("re-scoring, traces") as tell:
-            result = score_again(run, config, to, options, tell)
-    except KeyboardInterrupt:
-        err.print(f"Stopped. The steps that were done are in {to}; --resume goes on.", markup=False, soft_wrap=True)
-        raise typer.Exit(130) from None
-    if as_json:
-        print_json({"path": to, **result.to_dict()})
-    else:
-        print_rescored(run, to, result)
-    raise typer.Exit(1 if result.failures or (result.changes and result.changes.counts["failed"]) else 0)
+    look_first(run, config, to, options)
+    check_live()
+    from rolltape.record.bounded import threads_left_behind
+    from rolltape.record.rescore import rescore as score_again
+
+    with threads_left_behind():
+        try:
+            with progress("re-scoring, traces") as tell:
+                result = score_again(run, config, to, options, tell)
+        except KeyboardInterrupt:
+            err.print(f"Stopped. The steps that were done are in {to}; --resume goes on.", markup=False, soft_wrap=True)
+            raise typer.Exit(130) from None
+        if as_json:
+            print_json({"path": to, **result.to_dict()})
+        else:
+            print_rescored(run, to, result)
+        raise typer.Exit(1 if result.failures or (result.changes and result.changes.counts["failed"]) else 0)
 
 
 def print_rescored(run: str, to: str, result: Rescored) -> None:
@@ -88,9 +91,9 @@ def print_rescored(run: str, to: str, result: Rescored) -> None:
     for note, count in result.notes.items():
         _say(f"{count} {note}")
     out.print()
-    columns = ("score", "weight", "scored then", "now", "mean then", "now ", "changed", "what became of it")
+    columns = ("name", "weight", "old mean", "new mean", "traces changed", "old scored", "new scored", "new scores")
     rows = [_row(name) for name in result.changes.names]
-    out.print(table("Scores, as weighted contributions and metrics", columns, rows, right=columns[1:-1]))
+    out.print(table(f"Old ({run}) and new ({to}) scores, weighted", columns, rows, right=columns[1:-1]))
     _print_changes(result)
     for failed in result.failures[:SHOWN]:
         _say(f"not scored: trace {failed['trace_id']} (step {failed['step']}), {failed['signal']}: {failed['error']}")
@@ -110,12 +113,12 @@ def _row(name: Mapping[str, Any]) -> tuple[Any, ...]:
     label += " (metric)" if name["kind"] == "metric" else ""
     weights = ", ".join(f"{w:g}" for w in name["weights"] or ())
     means = (_number(name["old_mean"]), _number(name["new_mean"]))
-    return label, weights, name["old_scored"], name["new_scored"], *means, name["changed"], became
+    return label, weights, *means, name["changed"], name["old_scored"], name["new_scored"], became
 
 
 def _print_changes(result: Rescored) -> None:
     assert result.changes is not None
-    places = ("step", "group", "task", "reward", "sum then", "now", "difference")
+    places = ("step", "group", "task", "reward", "old sum", "new sum", "new - old")
     groups = [
         (g["step"], g["group_index"], g["task_name"], g["name"], *map(_number, (g["old"], g["new"], g["difference"])))
         for g in result.changes.groups[:SHOWN]
@@ -136,7 +139,7 @@ def _print_changes(result: Rescored) -> None:
     ]
     if traces:
         out.print()
-        columns = ("step", "group", "task", "trace", "total then", "now", "difference")
+        columns = ("step", "group", "task", "trace", "old total", "new total", "new - old")
         out.print(table("Traces that changed most", columns, traces, right=("step", "group", *columns[4:])))
 
 

@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -28,11 +29,15 @@ from verifiers.v1.loaders import load_harness, task_type
 from verifiers.v1.state import state_cls
 from verifiers.v1.task import Task, task_data_cls
 
+from rolltape.record.bounded import call
 from rolltape.record.retrace import trace_of
 from rolltape.schema.errors import BadInput, RolltapeError
 
 LATER_FIELDS = frozenset(("skills", "network_allow", "network_block", "artifacts", "artifact_max_bytes"))
 """Fields that later releases of Verifiers gave every task row. They say how a task is run, not how it is scored."""
+
+SECONDS = 600.0
+"""What scoring a trace or a group may take where neither the config (`timeout.scoring`) nor the task's row says."""
 
 Status = Literal["scored", "kept", "skipped", "failed"]
 """`kept`: the recorded value; `skipped`: there is none to be had; `failed`: its signal raised."""
@@ -230,9 +235,7 @@ class Scorer:
 
     async def score(self, scored: Scored) -> None:
         """Metrics, then rewards, then judges of one trace, each phase at once. What signals raise is entered, not raised."""
-        limit = self.config.timeout.scoring
-        limit = scored.task.data.timeout.scoring if limit is None else limit
-        end = None if limit is None else asyncio.get_running_loop().time() + limit
+        limit, end = self._limit(scored.task)
         scored.started = time.time()
         signals = [s for s in scored.signals if not s.needs_runtime]
         if type(scored.task).score is not Task.score:
@@ -241,7 +244,9 @@ class Scorer:
             given = {"task": scored.task.data, "trace": scored.trace}
             for kind in ("metric", "reward", "judge"):
                 phase = [s for s in signals if s.kind == kind]
-                results = await asyncio.gather(*(_run(s.function, given, end, limit) for s in phase))
+                results = await asyncio.gather(
+                    *(call(partial(invoke, s.function, dict(given)), end, limit) for s in phase)
+                )
                 for signal, result in zip(phase, results, strict=True):
                     scored.enter(signal, result)
         scored.ended = 0.0 if scored.errors else time.time()
@@ -250,20 +255,35 @@ class Scorer:
         """Group rewards over a whole group, in rollout order. What they raise is entered, not raised."""
         task, traces = group[0].task, [s.trace for s in group]
         signals = [s for s in group[0].signals if s.kind == "group reward"]
+        limit, end = self._limit(task)
         if type(task).score_group is not Task.score_group:
-            await self._by_itself(group, signals, "score_group", {"traces": traces})
+            await self._by_itself(group, signals, "score_group", {"traces": traces}, end, limit)
             return
-        results = await asyncio.gather(*(_run(s.function, {"task": task.data, "traces": traces}) for s in signals))
+        given = {"task": task.data, "traces": traces}
+        results = await asyncio.gather(*(call(partial(invoke, s.function, dict(given)), end, limit) for s in signals))
         for signal, result in zip(signals, results, strict=True):
             for member, score in zip(group, _one_each(result, len(group)), strict=True):
                 member.enter(signal, score)
 
+    def _limit(self, task: Any) -> tuple[float, float]:
+        """Seconds that scoring a trace, or a group, of a task may take, and when they end on the loop's clock."""
+        limit = self.config.timeout.scoring
+        limit = task.data.timeout.scoring if limit is None else limit
+        limit = SECONDS if limit is None else limit
+        return limit, asyncio.get_running_loop().time() + limit
+
     async def _by_itself(
-        self, group: Sequence[Scored], signals: Sequence[Signal], method: str, given: Mapping[str, Any], *limit: Any
+        self,
+        group: Sequence[Scored],
+        signals: Sequence[Signal],
+        method: str,
+        given: Mapping[str, Any],
+        end: float,
+        limit: float,
     ) -> None:
         """Let a Task with a method of its own score; where it raises, nothing it did counts."""
         before = [{"rewards": dict(s.trace.rewards), "metrics": dict(s.trace.metrics)} for s in group]
-        result = await _run(getattr(group[0].task, method), given, *limit)
+        result = await call(partial(invoke, getattr(group[0].task, method), dict(given)), end, limit)
         kind = "reward" if method == "score" else "group reward"
         mine = [s for s in signals if (s.kind == "group reward") == (kind == "group reward")]
         for member, then in zip(group, before, strict=True):
@@ -286,26 +306,6 @@ def _of_today(data: Mapping[str, Any], fields: Container[str]) -> dict[str, Any]
 
 def _weight(function: Any) -> float:
     return float(getattr(function, "_vf_weight", 1.0))
-
-
-async def _run(
-    function: Callable[..., Any], given: Mapping[str, Any], end: float | None = None, limit: float | None = None
-) -> Any:
-    """What a signal gives, or the exception that it raises; `limit` seconds end at `end` of the loop's clock."""
-    try:
-        async with asyncio.timeout_at(end):
-            result = invoke(function, dict(given))
-            return await result if inspect.isawaitable(result) else result
-    except TimeoutError as error:
-        late = end is not None and asyncio.get_running_loop().time() >= end
-        return TimeoutError(f"not done within {limit:g} s") if late else error
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise  # this scoring is cancelled, and not only something that the signal did
-        return error
-    except (Exception, SystemExit) as error:
-        return error
 
 
 def _one_each(result: Any, members: int) -> Sequence[Any]:

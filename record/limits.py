@@ -24,6 +24,8 @@ _JSON = frozenset(
 
 def fit(row: Row) -> Row:
     """`row`, its texts cut in place to what Parquet holds where they are longer. Cuts are named in its `problems`."""
+    if 4 * row.nbytes <= LARGEST_COLUMN and not row.values.get("error_types"):
+        return row
     problems: list[str] = []
     for field in _TEXTS:
         columns: dict[str, Any] = row.nodes if field.shape == "node" else row.values
@@ -34,6 +36,7 @@ def fit(row: Row) -> Row:
             cut = _cut(field.name, texts, as_json, problems)
             columns[field.name] = cut[0] if isinstance(value, str) else cut
     if problems:
+        del row.nbytes  # it was asked before
         row.values["problems"] = [*(row.values.get("problems") or ()), *problems]
     return row
 

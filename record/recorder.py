@@ -34,7 +34,7 @@ from rolltape.record.parts import chunks, counted, sound_outcome, sound_record, 
 from rolltape.record.recover import Recovered, outcome_record, settle
 from rolltape.record.resume import after_everything
 from rolltape.record.secrets import Secrets
-from rolltape.record.store import JournalStore, StepKey, StoreOptions
+from rolltape.record.store import JournalStore, StepKey, StoreOptions, place_of
 from rolltape.record.worker import Worker
 from rolltape.replay.run import open_run
 from rolltape.schema import jsontext
@@ -206,7 +206,7 @@ class Recorder:
         key = (split, step, eval_name)
         with self._lock:
             self._started[key] += n
-        self._store.note("started", {**_place(key), "n": n}, key)
+        self._store.started(key, n)
 
     async def trace(self, trace: Any, context: Context) -> bool:
         """Record an ended try; whether the journal has it. Waits at most `ack_seconds` for that.
@@ -218,11 +218,10 @@ class Recorder:
         key, problems = self._key(context), list[str]()
         try:
             snapshot = trace if isinstance(trace, dict) else record_of(trace, problems)
-            loop = asyncio.get_running_loop()
-            done = await loop.run_in_executor(self._encoder, self._put, key, snapshot, context, problems)
+            put = self._encoder.submit(self._put, key, snapshot, context, problems)
+            done = await self._store.worker.passed_on(put, self.options.ack_seconds)
         except Exception as error:
             return self._unrecorded(trace, error)
-        await self._store.worker.arrived(done, self.options.ack_seconds)
         return self._acknowledged(key, done, _id_of(trace))
 
     def add(self, trace: Any, context: Context) -> bool:
@@ -250,7 +249,7 @@ class Recorder:
             verifiers_version=context.verifiers_version or self.versions.get("verifiers"),
         )
         row = row_of(self._masked(snapshot, problems), placed, problems)
-        return self._store.put(key, row, _place(key))
+        return self._store.put(key, row, place_of(key))
 
     def _masked(self, record: dict[str, Any], problems: list[str]) -> dict[str, Any]:
         try:
@@ -362,7 +361,7 @@ class Recorder:
         outcomes = [replace(o, reason=self.secrets.text(o.reason)) if o.reason else o for o in outcomes]
         with self._lock:
             started, late = self._started.pop(key, 0), len(self._late.pop(key, ()))
-        place = {**_place(key), "attempt": self.attempt, "writer": self.writer, "counts": {"started": started}}
+        place = {**place_of(key), "attempt": self.attempt, "writer": self.writer, "counts": {"started": started}}
         step = counted(replace(sound_record(record), **place), outcomes, traces)
         pending = _Pending(key, part, outcomes, groups, step, len(traces), late)
         with suppress(Exception):  # it is tried again when the part is written
@@ -414,13 +413,13 @@ class Recorder:
 
     def _journal_end(self, pending: _Pending) -> Future[bool]:
         """Journal what is known of a step when it ends, so that a crash from here on leaves the whole of it."""
-        key, place = pending.key, _place(pending.key)
+        key, place = pending.key, place_of(pending.key)
         pending.outcomes = [sound_outcome(o) for o in pending.outcomes]
         pending.groups = [sound_record(g) for g in pending.groups]
         for group in pending.groups:
-            self._store.note("group", {**place, "group": group.to_dict()}, key)
+            self._store.note("group", {**place, "group": group.to_dict()}, key, hurry=False)
         said, arrays = outcome_record(pending.outcomes)
-        self._store.note("outcome", {**place, "outcomes": said}, key, arrays)
+        self._store.note("outcome", {**place, "outcomes": said}, key, arrays, hurry=False)
         pending.noted = self._store.note("step", {**place, "record": pending.step.to_dict()}, key)
         return pending.noted
 
@@ -485,10 +484,6 @@ class Recorder:
         with self._lock:
             self._lost += self._store.forget_memory()
         return self.status
-
-
-def _place(key: StepKey) -> dict[str, Any]:
-    return {"split": key[0], "step": key[1], "eval_name": key[2]}
 
 
 def _id_of(trace: Any) -> str:

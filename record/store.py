@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -38,6 +38,8 @@ _CLOSED = "the recorder is closed; open the run again to go on."
 _SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHORT = 32 << 10
 """Bytes of a row up to which it is kept beside its frame: unpacking it twice would cost 5 % of a short episode's CPU."""
+_TICK = 0.05
+"""Seconds between looks for what waits."""
 _DEAD_BYTES = 64 << 20
 """Committed bytes in the journal from which on it may be written anew."""
 
@@ -111,14 +113,18 @@ class JournalStore:
         self._steps: dict[StepKey, _Step] = {}
         self._over: set[StepKey] = set()
         self._waiting: deque[Item] = deque()
+        self._unhurried: deque[Item] = deque()
+        """What nobody waits for: written with what comes next, or at the next tick."""
+        self._begun: Counter[StepKey] = Counter()
+        """Tries that began since the last record or tick."""
         self._kept = 0
         self.closed = False
         self._failed_at: float | None = None
         self.error: str | None = None
         """Why the journal cannot be written at the moment."""
         self.begin()
-        pause = min(options.retry_seconds, options.fsync_seconds or options.retry_seconds)
-        self.worker = Worker(f"rolltape-journal-{path.stem}", self._tick, max(pause, 0.01))
+        self._looked = time.monotonic()
+        self.worker = Worker(f"rolltape-journal-{path.stem}", self._tick, min(_TICK, options.retry_seconds))
         self._reader: Worker | None = None
 
     def begin(self) -> None:
@@ -180,8 +186,10 @@ class JournalStore:
             return None
         return frame
 
-    def note(self, kind: str, data: dict[str, Any], key: StepKey, arrays: Any = ()) -> Future[bool]:
-        """Journal a record of a step that is no trace."""
+    def note(
+        self, kind: str, data: dict[str, Any], key: StepKey, arrays: Any = (), *, hurry: bool = True
+    ) -> Future[bool]:
+        """Journal a record of a step that is no trace. Without `hurry` before the next record, and nothing tells when."""
         if not self.options.journal:
             return _done(False)
         try:
@@ -194,7 +202,15 @@ class JournalStore:
             if self.closed or key in self._over:
                 return _done(False)
             self._steps.setdefault(key, _Step()).notes.append(item)
-        return self._submit(item)
+        if hurry:
+            return self._submit(item)
+        self._unhurried.append(item)
+        return _done(False)
+
+    def started(self, key: StepKey, n: int) -> None:
+        """Journal that `n` tries begin, before the next record and within some 50 ms."""
+        with self._lock:
+            self._begun[key] += n
 
     def _open_step(self, key: StepKey) -> _Step:
         step = self._steps.get(key)
@@ -222,22 +238,38 @@ class JournalStore:
 
     def _arrived(self, item: Item) -> bool:
         """Write an item, unless the disk has just refused others: they are tried together, from time to time."""
+        self._take_unhurried()
         self._waiting.append(item)
         self._write_if_due()
         return item.place is not None
+
+    def _note_begun(self) -> None:
+        with self._lock:
+            begun, self._begun = self._begun, Counter()
+        for key, n in begun.items():
+            self.note("started", {**place_of(key), "n": n}, key, hurry=False)
+
+    def _take_unhurried(self) -> None:
+        if self._begun:
+            self._note_begun()
+        while self._unhurried:
+            self._waiting.append(self._unhurried.popleft())
 
     def _write_if_due(self) -> None:
         if self._failed_at is None or time.monotonic() - self._failed_at >= self.options.retry_seconds:
             self._write_waiting()
 
     def _tick(self) -> None:
+        self._take_unhurried()
         self._write_if_due()
         if self._journal is None:
             return
         try:
             if self.options.journal:
                 self._journal.sync_if_due()
-            self._look()
+            if time.monotonic() - self._looked >= min(self.options.retry_seconds, 1.0):
+                self._looked = time.monotonic()
+                self._look()
         except OSError as error:
             self._fails(error)
 
@@ -431,6 +463,7 @@ class JournalStore:
 
     def close(self, seconds: float) -> bool:
         """Write what waits and close the journal; an empty one is removed. Whether that was within `seconds`."""
+        self._note_begun()
         with self._lock:
             self.closed = True
         self.worker.submit(self._close)
@@ -439,6 +472,7 @@ class JournalStore:
         return self.worker.stop(seconds)
 
     def _close(self) -> None:
+        self._take_unhurried()
         self._write_waiting()
         if self._journal is not None:
             with self._lock:
@@ -448,6 +482,11 @@ class JournalStore:
                     self._journal.sync()
             self._journal.close(remove=empty or self._journal.empty)
             self._journal = None
+
+
+def place_of(key: StepKey) -> dict[str, Any]:
+    """The step that a journal record belongs to, as it says it."""
+    return {"split": key[0], "step": key[1], "eval_name": key[2]}
 
 
 def _done(value: bool) -> Future[bool]:

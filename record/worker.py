@@ -49,11 +49,19 @@ class Worker:
 
     async def arrived(self, done: Future[Any], seconds: float) -> bool:
         """`wait` for an event loop."""
-        left = seconds - self.stuck_for
-        if done.done() or left <= 0:
-            return done.done()
+        queued: Future[Future[Any]] = Future()
+        queued.set_result(done)
+        return (await self.passed_on(queued, seconds)).done()
+
+    async def passed_on(self, made: Future[Future[Any]], seconds: float) -> Future[Any]:
+        """`arrived` for a job that another thread queues here, however long that takes it.
+
+        `made`: the other thread's job, which returns this one's. The loop is woken once for both: waking a thread costs
+        more than what it does for a short trace. Raises what `made` raised.
+        """
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
+        limit: float | None = None
 
         def settle() -> None:
             if not waiter.done():
@@ -63,13 +71,31 @@ class Worker:
             with suppress(RuntimeError):  # the loop may be gone when a stuck job ends
                 loop.call_soon_threadsafe(settle)
 
-        done.add_done_callback(tell)
-        timer = loop.call_later(left, settle)
+        def queued(_: Future[Future[Any]]) -> None:
+            nonlocal limit
+            left = seconds - self.stuck_for
+            limit = time.monotonic() + left
+            if made.cancelled() or made.exception() or left <= 0:
+                tell(made)
+            else:
+                made.result().add_done_callback(tell)
+
+        timer = loop.call_later(seconds, lambda: look())
+
+        def look() -> None:
+            nonlocal timer
+            left = seconds if limit is None else limit - time.monotonic()
+            if left <= 0:
+                settle()
+            else:
+                timer = loop.call_later(left, look)
+
+        made.add_done_callback(queued)
         try:
             await waiter
         finally:
             timer.cancel()
-        return done.done()
+        return made.result()
 
     def stop(self, seconds: float) -> bool:
         """End after the jobs that are queued; whether that was within `seconds`, less what it has been stuck for."""

@@ -73,7 +73,7 @@ def pack_record(kind: str, data: dict[str, Any], row: Row | None = None, arrays:
     text = _dump(header).encode("utf-8", "surrogatepass")
     packed = _compress(b"".join((_SIZE.pack(len(text)), text, "".join(texts).encode("utf-8", "surrogatepass"))))
     pieces = [_SIZE.pack(len(packed)), packed, *pieces]
-    size = sum(len(p) for p in pieces)
+    size = sum(map(len, pieces))
     if size > LARGEST:
         raise BadInput(f"a {kind} record of {size} bytes; a journal frame holds at most {LARGEST}.")
     return b"".join((MAGIC, HEAD.pack(size, checksum(size, pieces)), *pieces))
@@ -102,23 +102,18 @@ def _bytes(array: Any, dtype: str) -> memoryview:
 
 def _row_header(row: Row, texts: list[str]) -> dict[str, Any]:
     """What the JSON text says of a row; its long texts go to `texts`."""
-    values, long = {}, {}
-    for name, value in row.values.items():
-        if type(value) is str and len(value) >= LONG:
-            long[name] = len(value)
-            texts.append(value)
-        elif value is not None:
-            values[name] = value
-    nodes: dict[str, list[Any] | int] = {}
+    values = {name: value for name, value in row.values.items() if value is not None}
+    long = {name: len(value) for name, value in values.items() if type(value) is str and len(value) >= LONG}
+    texts += map(values.pop, long)
+    nodes: dict[str, list[Any] | int] = dict(row.nodes)
     columns = {}
     for name, column in row.nodes.items():
         if column.count(None) == len(column):
             nodes[name] = len(column)
         elif name in _NODE_TEXTS:
+            del nodes[name]
             columns[name] = [None if x is None else len(x) for x in column]
-            texts += [x for x in column if x]
-        else:
-            nodes[name] = column
+            texts += filter(None, column)
     return {"values": values, "long": long, "nodes": nodes, "texts": columns}
 
 

@@ -106,9 +106,12 @@ def test_nobody_waits_again_for_a_write_that_is_stuck(
         loop: Any = asyncio.get_running_loop()
         real = loop.call_later
 
-        def call_later(delay: float, *rest: Any, **more: Any) -> Any:
-            waits.append(delay)
-            return real(delay, *rest, **more)
+        def call_later(delay: float, callback: Any, *rest: Any, **more: Any) -> Any:
+            def waited() -> None:
+                waits.append(delay)
+                callback(*rest)
+
+            return real(delay, waited, **more)
 
         loop.call_later = call_later
         for i in range(50):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import tomllib
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,8 @@ def env_config(data: Mapping[str, Any], path: str | Path = "the config") -> Any:
         raise BadInput(
             f"{path} names something that is not installed: {error} Install it, or set PYTHONPATH."
         ) from error
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise BadInput(f"{path} names something that does not load: {type(error).__name__}: {error}") from error
+    except Exception as error:  # whatever a module of somebody else's raises
+        raise BadInput(f"{path} names something that does not load: {_raised(error)}.") from error
     if config.is_legacy:
         raise BadInput(f"{path} is a V0 environment; name a V1 taskset under [taskset].")
     return config
@@ -144,6 +145,15 @@ def _import_dotted(data: Mapping[str, Any]) -> None:
             raise BadInput(
                 f"The {field} {name!r} is not installed ({error}); install its package, or set PYTHONPATH."
             ) from error
+        except Exception as error:
+            raise BadInput(f"The {field} {name!r} does not load: {_raised(error)}.") from error
+
+
+def _raised(error: Exception) -> str:
+    """What was raised, and the line that did it, which the text of a SyntaxError names by itself."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def _problems(error: Any) -> str:

@@ -325,8 +325,8 @@ class _Job:
             if member.untouched is not None:
                 self.result.notes[f"traces not scored: {member.untouched}"] += 1
             place = {"step": commit.part.step, "split": commit.part.split, "trace_id": member.trace_id}
-            failures = member.failures.items()
-            self.result.failures += [{**place, "signal": signal, "error": error} for signal, error in failures]
+            for signal, error in member.failures.items():
+                self.result.failures.append({**place, "signal": signal, "error": self.secrets.text(error)})
         place = {"split": commit.part.split, "step": commit.part.step}
         return {m.trace_id: m.new(place, self.options.keep, self.secrets) for m in members}
 

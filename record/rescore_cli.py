@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rolltape.record.rescore import Rescored
 
 SHOWN = 10
-"""Rows of the tables of groups and traces, and failures, that are printed; --json has more."""
+"""Rows of the tables of groups and traces, and kinds of failures, that are printed; --json has more."""
 
 
 def rescore(
@@ -95,9 +95,7 @@ def print_rescored(run: str, to: str, result: Rescored) -> None:
     rows = [_row(name) for name in result.changes.names]
     out.print(table(f"Old ({run}) and new ({to}) scores, weighted", columns, rows, right=columns[1:-1]))
     _print_changes(result)
-    for failed in result.failures[:SHOWN]:
-        _say(f"not scored: trace {failed['trace_id']} (step {failed['step']}), {failed['signal']}: {failed['error']}")
-    _more(len(result.failures), "failures")
+    _print_failures(result.failures)
 
 
 def _named(signals: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -143,13 +141,20 @@ def _print_changes(result: Rescored) -> None:
         out.print(table("Traces that changed most", columns, traces, right=("step", "group", *columns[4:])))
 
 
+def _print_failures(failures: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each signal and what it raised."""
+    alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for failed in failures:
+        alike.setdefault((failed["signal"], failed["error"]), []).append(failed)
+    for (signal, error), failed in list(alike.items())[:SHOWN]:
+        others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        _say(f"not scored: trace {failed[0]['trace_id']} (step {failed[0]['step']}){others}, {signal}: {error}")
+    if len(alike) > SHOWN:
+        _say(f"… and {len(alike) - SHOWN} more kinds of failures; --json lists them")
+
+
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
-
-
-def _more(count: int, what: str) -> None:
-    if count > SHOWN:
-        _say(f"… and {count - SHOWN} more {what}; --json lists them")
 
 
 def _say(line: str) -> None:

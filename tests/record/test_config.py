@@ -126,6 +126,27 @@ def test_tasks_with_group_rewards_need_two_rollouts(tmp_path: Path, taskset: str
         load_tasks(load_environment(config), rollouts=1)
 
 
+@pytest.mark.parametrize("name", ["broken_tasks", "broken.tasks"])
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def f(:", r"SyntaxError: invalid syntax \(tasks.py, line 1\)|SyntaxError: .*\(broken_tasks.py, line 1\)"),
+        ("\nnowhere", r"NameError: name 'nowhere' is not defined \(.*tasks.py, line 2\)"),
+    ],
+)
+def test_a_module_that_raises_is_named_with_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str, says: str
+) -> None:
+    module = tmp_path / f"{name.replace('.', '/')}.py"
+    module.parent.mkdir(exist_ok=True)
+    module.write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = tmp_path / "env.toml"
+    config.write_text(f'[taskset]\nid = "{name}"\n', encoding="utf-8")
+    with pytest.raises(BadInput, match=says):
+        load_config(config)
+
+
 def test_a_taskset_without_tasks_is_refused(tmp_path: Path, taskset: str) -> None:
     config = load_config(toml(tmp_path, f'[taskset]\nid = "{taskset}"\ntasks = 0\n[harness]\nid = "null"'))
     with pytest.raises(BadInput, match="loads no task"):

@@ -304,6 +304,8 @@ def test_a_trace_that_cannot_be_scored_is_named_and_null_and_has_the_error(
         ("reward", "return 10**400", "OverflowError: int too large"),
         ("reward", "raise asyncio.CancelledError", "CancelledError: "),
         ("reward", "raise SystemExit(3)", "SystemExit: 3"),
+        ("reward", "return None", "TypeError: float() argument must be"),
+        ("reward", "return 'good'", "ValueError: could not convert string to float: 'good'"),
         ("reward", "return {1: 2.0}", "TypeError: a score's name is 1; expected text"),
         ("reward", "return {'\\ud800': 1.0}", "UnicodeEncodeError"),
         ("reward", "return {'a': 1.0, 'b': None}", "TypeError"),
@@ -325,6 +327,24 @@ def test_whatever_a_signal_does_is_its_own_failure_and_costs_no_other_score(
     assert (failure["trace_id"], failure["signal"]) == ("b", "odd")
     assert error in failure["error"]
     assert rewards(tmp_path / "new") == {"a": {"ok": 2.0, "odd": 0.5}, "b": {"ok": 2.0, "odd": None}}
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_a_score_that_is_no_number_is_recorded_as_such_and_its_trace_not_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str
+) -> None:
+    body = f"""{OK}
+    @vf.reward
+    async def odd(self, trace):
+        return float('{number}' if trace.id == 'b' else 1)
+"""
+    run = record_run(tmp_path / "run", [[[trace("a")], [trace("b")]]])
+    result = rescore(run, probes(tmp_path, monkeypatch, body), tmp_path / "new")
+    assert result.failures == []
+    assert str(rewards(tmp_path / "new")["b"]["odd"]) == number
+    assert dispositions(tmp_path / "new") == {"a": "emitted", "b": "failed_check"}
+    assert names(result)["odd"]["changed"] == 2
+    checked(tmp_path / "new")
 
 
 def test_a_trace_whose_scoring_failed_live_can_be_scored_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -678,9 +698,19 @@ def test_secrets_that_scoring_puts_on_a_trace_are_masked(tmp_path: Path, monkeyp
         trace.info["api_key"] = "sk-proj-abcdefghijklmnopqrstuvwx123456"
         return 1.0
 """
-    run = record_run(tmp_path / "run", [[[trace("a")]]])
-    rescore(run, probes(tmp_path, monkeypatch, body), tmp_path / "new")
-    assert records_of(tmp_path / "new")["a"]["info"] == {"api_key": "***"}
+    body += """
+    @vf.reward
+    async def judged(self, trace):
+        if trace.id == "a":
+            raise ValueError("401 for Bearer abcdefghijklmnop1234567890")
+        return 1.0
+"""
+    run = record_run(tmp_path / "run", [[[trace("a")], [trace("b")]]])
+    result = rescore(run, probes(tmp_path, monkeypatch, body), tmp_path / "new")
+    record = records_of(tmp_path / "new")["a"]
+    assert record["info"] == {"api_key": "***"}
+    for told in (result.failures[0]["error"], record["errors"][0]["message"]):
+        assert told.endswith("ValueError: 401 for Bearer ***")
 
 
 def test_the_command_prints_tables_or_json_and_exits_1_where_something_failed(
@@ -701,7 +731,10 @@ def test_the_command_prints_tables_or_json_and_exits_1_where_something_failed(
     code, shown, _ = command(run, "one")
     assert code == 1
     assert "not scored: trace b (step 0), sometimes: ValueError: no verdict" in shown
-    assert "total reward" in shown
+    [head] = [line for line in shown.splitlines() if line.startswith("name")]
+    columns = ["name", "weight", "old mean", "new mean", "traces changed", "old scored", "new scored", "new scores"]
+    assert [cell.strip() for cell in head.split("┃")] == columns
+    assert [line.split("│")[4].strip() for line in shown.splitlines() if line.startswith("sometimes ")] == ["2"]
     code, told, _ = command(run, "two", "--json")
     said = json.loads(told)
     assert (code, said["counts"]["failed"]) == (1, 1)

@@ -124,6 +124,11 @@ class Member:
         return str(self.columns["trace_id"])
 
     @property
+    def _last(self) -> bool:
+        """Whether it is the last try of its rollout, and was not cancelled."""
+        return self.columns["disposition"] not in ("retried", "cancelled")
+
+    @property
     def failures(self) -> dict[str, str]:
         """What could not be scored, and why."""
         if self.unreadable is not None:
@@ -184,10 +189,13 @@ class Member:
         total: float | None,
     ) -> Iterator[dict[str, Any]]:
         """Old scores beside new, a row a name, and the total."""
+        failed = bool(self.columns["error_types"])
         common = {
             **place,
             **{name: self.columns[name] for name in ("group_index", "rollout_index", "trace_id", "task_name")},
             "in_group": self.group is not None and self.trace_id in self.group.trace_ids,
+            "ended_then": self._last and not failed,
+            "ended_now": self._last and not (failed if self.untouched is not None else self.failures),
         }
         for kind, scores in (("reward", rewards), ("metric", metrics)):
             old = self.columns[f"{kind}s"] or {}

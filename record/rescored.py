@@ -28,6 +28,8 @@ SCHEMA = pa.schema(
         ("rollout_index", pa.int32()),
         ("trace_id", pa.string()),
         ("in_group", pa.bool_()),
+        ("ended_then", pa.bool_()),
+        ("ended_now", pa.bool_()),
         ("task_name", pa.string()),
         ("kind", pa.string()),
         ("name", pa.string()),
@@ -41,6 +43,8 @@ SCHEMA = pa.schema(
     ]
 )
 """`kind`: reward, metric, or total (the sum of the rewards). `in_group`: whether the trace is the last try of its rollout.
+`ended_then`, `ended_now`: whether it is one that means are of, by the recording and by the new run: a last try without an error
+that was not cancelled, as for `rolltape stats`.
 `old`, `new`: weighted contributions, or metrics. `status`: scored, kept, skipped, failed, gone (the taskset has no such
 name any more), or untouched (the rollout had ended in an error)."""
 
@@ -68,7 +72,8 @@ class Changes:
     """What re-scoring changed."""
 
     names: list[dict[str, Any]]
-    """A row for each reward and metric, and the total: means over the traces scored, how many changed, what became of it."""
+    """A row for each reward and metric, and the total: means over the rollouts that came to their end, how many changed, what
+    became of it."""
     groups: list[dict[str, Any]]
     """Group sums that changed, the largest change first. A sum is null unless every member was scored."""
     traces: list[dict[str, Any]]
@@ -83,8 +88,9 @@ class Changes:
 
 _NAMES = """
     with by_status as (select kind, name, status, count(*) as n from scores group by all)
-    select s.kind, s.name, count(old) as old_scored, count(new) as new_scored, avg(old) as old_mean,
-        avg(new) as new_mean, count(*) filter (changed) as changed,
+    select s.kind, s.name, count(old) as old_scored, count(new) as new_scored,
+        avg(old) filter (ended_then and isfinite(old)) as old_mean,
+        avg(new) filter (ended_now and isfinite(new)) as new_mean, count(*) filter (changed) as changed,
         list(distinct weight order by weight) filter (weight is not null) as weights,
         (select map(list(b.status order by b.status), list(b.n order by b.status)) from by_status b
             where b.kind = s.kind and b.name = s.name) as statuses

@@ -2,8 +2,10 @@
 
 Populations and rules:
 
-- A rollout is the last try of it, whatever came of it. A mean is over the rollouts that have a finite value: null (not scored,
-  not measured) is never 0, NaN and infinities are in no mean, and both are counted.
+- A rollout is the last try of it. Means are of those that came to their end, without an error and not cancelled, as in `stats`:
+  what an error leaves behind, a part of the rewards perhaps, says nothing about the answer. Only `error_rate` is over all.
+- Of those a mean is over the rollouts that have a finite value: null (not scored, not measured) is never 0, NaN and infinities
+  are in no mean, and both are counted.
 - A change is B - A. `se` is its standard error, sqrt(var A / n A + var B / n B), with sample variances; None where a side has
   fewer than two values.
 - Over the same tasks: the mean over tasks of (mean of B - mean of A), each task counted once, whichever side ran it more
@@ -81,7 +83,7 @@ class Row:
 
     name: str
     a: int
-    """Rollouts of A."""
+    """Rollouts of A, failed ones too."""
     b: int
     changes: Mapping[str, Change]
 
@@ -150,7 +152,7 @@ class Diff:
     def quantities(self) -> dict[str, Change]:
         """Every quantity over all rollouts, and the rates of the coverage."""
         in_a, in_b = (np.where(side.rollouts.final, 0, -1) for side in (self.a, self.b))
-        found = {name: _changes(*self._sides(name), in_a, in_b, 1)[0] for name in self._names}
+        found = {name: self._changes(name, in_a, in_b, 1)[0] for name in self._names}
         started = self.coverage["started"]
         for name in RATES:
             ended = self.coverage.get(name.removesuffix("_rate"), (0, 0))
@@ -163,9 +165,12 @@ class Diff:
         """Quantities of rollouts that either side has: total reward first, then those of A, then those only in B."""
         return list(dict.fromkeys([*self.a.quantities, *self.b.quantities]))
 
-    def _sides(self, name: str) -> tuple[Values, Values]:
+    def _changes(self, name: str, in_a: Ints, in_b: Ints, size: int) -> list[Change]:
+        """The change of a quantity by group: `in_a` and `in_b` put rollouts into groups, -1 into none."""
         none = Values(np.zeros(0, np.int64), np.zeros(0))
-        return self.a.quantities.get(name, none), self.b.quantities.get(name, none)
+        a, b = (side.quantities.get(name, none) for side in (self.a, self.b))
+        in_a, in_b = (np.where(side.among(name), codes, -1) for side, codes in ((self.a, in_a), (self.b, in_b)))
+        return _changes(a, b, in_a, in_b, size)
 
     @property
     def same(self) -> bool:
@@ -206,7 +211,7 @@ class Diff:
     def _rows(self, by: Literal["task", "step"], names: Sequence[str], in_a: Ints, in_b: Ints) -> Rows:
         """Rows of the groups that `in_a` and `in_b` put rollouts into; -1 is in none."""
         a, b = (np.bincount(codes[codes >= 0], minlength=len(names)) for codes in (in_a, in_b))
-        changes = {name: _changes(*self._sides(name), in_a, in_b, len(names)) for name in self._names}
+        changes = {name: self._changes(name, in_a, in_b, len(names)) for name in self._names}
         both = np.flatnonzero((a > 0) & (b > 0)).tolist()
         rows = [Row(names[i], int(a[i]), int(b[i]), {name: c[i] for name, c in changes.items()}) for i in both]
         only_a, only_b = ([names[i] for i in np.flatnonzero((x > 0) & (y == 0)).tolist()] for x, y in ((a, b), (b, a)))

@@ -42,7 +42,8 @@ def diff(
 ) -> None:
     """Compare two runs: settings, coverage, rewards, metrics, lengths, errors and truncation, over all and by task or step.
 
-    Compared are the last tries of each rollout, of the newest attempts. A change is B - A, with its standard error.
+    Compared are the last tries of each rollout, of the newest attempts; those that failed or were cancelled are in no
+    mean but error_rate. A change is B - A, with its standard error.
 
     Bounds make a gate for CI. NUMBER is absolute, or with % a share of A's value; names are those of the table:
 
@@ -141,8 +142,8 @@ def _print_quantities(found: Diff) -> None:
         rows.append((name, *_change(c), f"{c.a.n:,}", f"{c.b.n:,}", *(null if wild else null[:-1])))
     out.print()
     out.print(table("Means over rollouts; ± is the standard error of the change", ("", *columns), rows, columns))
-    if any(side.mean for side in (found.quantities["error_rate"].a, found.quantities["error_rate"].b)):
-        text = "rollouts that ended in an error count with what they were scored; `rolltape stats` leaves them out"
+    if any(failed := found.totals["failed"]):
+        text = "failed and cancelled rollouts, {:,} of A and {:,} of B, are in no mean but error_rate".format(*failed)
         out.print(text, style="dim", markup=False, highlight=False)
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rolltape.replay.chosen import chosen_commits
-from rolltape.replay.rollouts import COLUMNS, Rollouts, Values, concat
+from rolltape.replay.rollouts import COLUMNS, Flags, Rollouts, Values, concat
 from rolltape.replay.run import Run
 from rolltape.schema.commits import Commit
 
@@ -24,6 +24,8 @@ _COLUMNS = (*COLUMNS, *_COUNTS, *_SETTINGS, "metrics")
 _ELSEWHERE = ("run",)
 """Recorded settings that say where a run lies, not how it was recorded."""
 
+FAILED = "error_rate"
+"""The one quantity that is of the rollouts that failed, too."""
 IDENTITY = ("model", "tokenizer", "taskset")
 
 
@@ -69,14 +71,22 @@ class Side:
             "reward": rows.reward,
             **{f"rewards.{name}": values for name, values in rows.rewards.items()},
             **{f"metrics.{name}": values for name, values in rows.metrics.items()},
-            "error_rate": Values(every, rows.failed.astype(np.float64)),
+            FAILED: Values(every, rows.failed.astype(np.float64)),
             "truncated_rate": rows.truncated,
             "sampled_tokens": Values(sampled, rows.sampled[sampled].astype(np.float64)),
             "tokens": rows.count_of("num_tokens"),
             "turns": rows.count_of("num_turns"),
             "branches": rows.count_of("num_branches"),
         }
-        return {name: _chosen(values, rows.final) for name, values in found.items()}
+        return {name: _chosen(values, self.among(name)) for name, values in found.items()}
+
+    def among(self, quantity: str) -> Flags:
+        """[n] whether a try is one of the rollouts that `quantity` is a mean of.
+
+        Those that came to their end (`Rollouts.sound`), as in `rolltape stats`; for the share of those that failed every last
+        try.
+        """
+        return self.rollouts.final if quantity == FAILED else self.rollouts.sound
 
     @cached_property
     def coverage(self) -> dict[str, int]:
@@ -88,7 +98,7 @@ class Side:
 
     @cached_property
     def totals(self) -> dict[str, int]:
-        """Steps, groups, tries, rollouts, and tokens over all tries."""
+        """Steps, groups, tries, rollouts and those of them that failed or were cancelled, and tokens over all tries."""
         table = self.rollouts.table
         tokens = {name: pc.sum(table.column(name)).as_py() or 0 for name in ("num_tokens", "num_sampled")}
         return {
@@ -96,6 +106,7 @@ class Side:
             "groups": sum(len(c.groups) for c in self.commits),
             "tries": self.rollouts.n,
             "rollouts": int(self.rollouts.final.sum()),
+            "failed": int((self.rollouts.final & ~self.rollouts.sound).sum()),
             "tokens": tokens["num_tokens"],
             "sampled_tokens": tokens["num_sampled"],
         }
@@ -139,8 +150,8 @@ def read_side(
     return Side(run, split, commits, Measured(concat(tables, _COLUMNS)))
 
 
-def _chosen(values: Values, final: Any) -> Values:
-    keep = final[values.rows]
+def _chosen(values: Values, among: Flags) -> Values:
+    keep = among[values.rows]
     return Values(values.rows[keep], values.values[keep])
 
 

@@ -64,8 +64,15 @@ def export(
     with progress("exporting") as tell:
         if form == "samples":
             _only_training(split)
-            chosen = {"steps": step or None, "evaluations": evaluations, "branch_policy": branch_policy}
-            result = _samples(write_samples(opened, to, overwrite=overwrite, **chosen))
+            files = write_samples(
+                opened,
+                to,
+                steps=step or None,
+                evaluations=evaluations,
+                branch_policy=branch_policy,
+                overwrite=overwrite,
+            )
+            result = _samples(files)
         else:
             commits = chosen_commits(opened, split or (), step, evaluations)
             if form == "hf":

@@ -21,9 +21,10 @@ def list_command(
 ) -> None:
     """List the runs below a folder, the newest first.
 
-    Only what run.json and the commits say is read, and no row. The reward is
-    the mean of the first and of the last step, over groups whose every rollout
-    was scored; traces and tokens are those of the newest attempt of each step.
+    The reward is the mean of the first and of the last step, as `rolltape stats`
+    has it; traces and tokens are those of the newest attempt of each step. All
+    that is read is what run.json and the commits say, and the rewards of those
+    two steps where a rollout of them failed or was not scored.
 
     A run is `complete`, `being written`, `damaged`, or it `needs recover`: its
     writer died and left a journal.

@@ -1,19 +1,23 @@
-"""The runs below a folder, each summed up from its run.json and its commits alone: no row is read."""
+"""The runs below a folder, each summed up from its run.json and its commits; rows are read only where a reward takes them."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
+from rolltape.replay.rollouts import Rollouts, concat
 from rolltape.replay.run import Run, open_run
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import RolltapeError, RunNotFound, Unreachable, UnsupportedVersion
-from rolltape.schema.records import Group, exact_sum
+from rolltape.schema.records import RewardSum, exact_sum
 from rolltape.schema.storage import AnyPath, StorePath, listed, place, sizes
 
 State = Literal["complete", "being written", "needs recover", "damaged", "newer version"]
@@ -42,19 +46,13 @@ class Listed:
     tokens: int | None = 0
     """None where a commit does not say."""
     bytes: int = 0
-    rewards: Sequence[float | None] = field(default_factory=list)
-    """Mean reward of each training step, over the groups of which every reward was scored; None where there is none."""
-
-    @property
-    def ends(self) -> tuple[float | None, float | None]:
-        """The first and the last of `rewards` that are there."""
-        known = [r for r in self.rewards if r is not None]
-        return (known[0], known[-1]) if known else (None, None)
+    ends: tuple[float | None, float | None] = (None, None)
+    """Mean reward of the first and of the last training step that has one (see `mean_reward`)."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         first, last = self.ends
-        rest = {k: v for k, v in self.__dict__.items() if k != "rewards"}
+        rest = {k: v for k, v in self.__dict__.items() if k != "ends"}
         return {**rest, "path": str(self.path), "reward_first": first, "reward_last": last}
 
 
@@ -148,7 +146,7 @@ def look_at(path: AnyPath, name: str) -> Listed:
         traces=sum(c.file.rows for c in newest),
         tokens=_tokens(newest),
         bytes=sum({held.path: held.file.bytes for held in map(run.held, commits)}.values()),
-        rewards=_rewards(newest),
+        ends=_ends(run, newest),
     )
 
 
@@ -212,19 +210,52 @@ def is_locked(journal: AnyPath) -> bool:
     return False
 
 
-def _rewards(commits: Sequence[Commit]) -> list[float | None]:
-    steps: defaultdict[int, list[Group]] = defaultdict(list)
+def _ends(run: Run, commits: Sequence[Commit]) -> tuple[float | None, float | None]:
+    """Mean reward of the first and of the last training step that has one."""
+    steps: defaultdict[int, list[Commit]] = defaultdict(list)
     for commit in commits:
         if commit.part.split == "train":
-            steps[commit.part.step] += commit.groups
-    return [mean_reward(groups) for _, groups in sorted(steps.items())]
+            steps[commit.part.step].append(commit)
+    in_order = [parts for _, parts in sorted(steps.items())]
+    return _first_mean(run, in_order), _first_mean(run, reversed(in_order))
 
 
-def mean_reward(groups: Sequence[Group]) -> float | None:
-    """Mean reward of the traces of `groups`, by the sums in their records.
+def _first_mean(run: Run, steps: Iterable[Sequence[Commit]]) -> float | None:
+    try:
+        return next((mean for parts in steps if (mean := mean_reward(run, parts)) is not None), None)
+    except Unreachable:
+        raise
+    except (RolltapeError, OSError):  # a damaged file, which the state names
+        return None
 
-    A group with a reward that some of its traces lack is left out, as it has no sum of it. None where no group is left.
+
+def mean_reward(run: Run, parts: Sequence[Commit]) -> float | None:
+    """Mean reward of a step, over the rollouts that came to their end and were scored: the number that `stats` gives.
+
+    Where each rollout of the step came to its end and was scored, the sums in the group records tell it. Else the columns it
+    takes are read. None where nothing was scored. Raises Damaged where a file does not read back.
     """
-    scored = [g for g in groups if g.rewards and g.trace_ids and all(r.sum is not None for r in g.rewards.values())]
-    traces = sum(len(g.trace_ids) for g in scored)
-    return exact_sum([r.sum or 0.0 for g in scored for r in g.rewards.values()]) / traces if traces else None
+    groups = [group for commit in parts for group in commit.groups]
+    if all(map(_all_ended, parts)) and all(g.rewards and all(map(_is_sum, g.rewards.values())) for g in groups):
+        traces = sum(len(g.trace_ids) for g in groups)
+        return exact_sum([r.sum or 0.0 for g in groups for r in g.rewards.values()]) / traces if traces else None
+    if not any(g.rewards for g in groups) and groups:
+        return None
+    rollouts = Rollouts(concat(table for commit in parts for table in run.part_batches(commit, _COLUMNS)))
+    values = rollouts.reward.of(rollouts.sound)
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else None
+
+
+_COLUMNS = ("reward", "error_types", "disposition")
+
+
+def _all_ended(commit: Commit) -> bool:
+    """Whether the commit says that every row is a rollout of a group that came to its end."""
+    counts = commit.step.counts
+    bad = any(counts.get(name) for name in ("error", "retried", "cancelled", "lost"))
+    return bool(counts) and not bad and sum(len(g.trace_ids) for g in commit.groups) == commit.file.rows
+
+
+def _is_sum(reward: RewardSum) -> bool:
+    return reward.sum is not None and math.isfinite(reward.sum)

@@ -55,7 +55,10 @@ def demo(
 def next_commands(folder: DemoFolder) -> list[tuple[str, str]]:
     """Three things to try next: what it is for, and the command, through uv where the demo was started like that."""
     run, uv = folder.run, "uv run " if os.environ.get("UV") else ""
-    query = "SELECT task_name, count(*) AS traces, avg(reward) AS reward FROM traces GROUP BY ALL ORDER BY reward"
+    query = (
+        "SELECT task_name, count(*) AS traces, avg(reward) FILTER (len(error_types) = 0) AS reward "
+        "FROM traces GROUP BY ALL ORDER BY reward"
+    )
     return [
         ("Check the run against what the race must pay", f"{uv}rolltape verify {run} --expect {folder.expectation}"),
         ("Ask the traces with SQL", f'{uv}rolltape sql {run} "{query}"'),

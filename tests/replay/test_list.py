@@ -40,7 +40,7 @@ def test_a_run_is_summed_up_from_its_commits_and_no_row_is_read(
     assert (run.name, run.state, run.why) == ("runs/first", "complete", None)
     assert (run.model, run.taskset, run.run) == ("Qwen/Qwen3-0.6B", "reverse-text-v1", "r1")
     assert (run.steps, run.evaluations, run.traces) == (2, 1, 5)
-    assert run.rewards == [(1.0 + 0.5 + 0.25) / 2, 1.5]
+    assert run.ends == ((1.0 + 0.5 + 0.25) / 2, 1.5)
     assert run.bytes == sum(p.stat().st_size for p in root.rglob("*.parquet"))
     assert (run.started_at, run.committed_at) == (1000.0, 2.0)
 
@@ -52,19 +52,19 @@ def test_only_the_newest_attempt_counts_but_all_of_it_takes_space(tmp_path: Path
     put_attempt(tmp_path, 1, start_step=1)
     put_step(tmp_path, 1, [turn(id="new", reward=1.0)], attempt=1)
     [run] = list_runs(tmp_path).runs
-    assert (run.name, run.steps, run.traces, run.rewards) == (".", 2, 2, [0.0, 1.0])
+    assert (run.name, run.steps, run.traces, run.ends) == (".", 2, 2, (0.0, 1.0))
     assert run.bytes == sum(p.stat().st_size for p in tmp_path.rglob("*.parquet"))
 
 
-def test_groups_that_were_not_scored_whole_do_not_count_as_zero(tmp_path: Path) -> None:
+def test_what_was_not_scored_does_not_count_as_zero(tmp_path: Path) -> None:
     put_run(tmp_path)
     sound = [two_rewards("t0", 1.0, 1.0), two_rewards("t1", 1.0, 0.0)]
     partly = [two_rewards("t2", 1.0, 1.0, idx=1), two_rewards("t3", 1.0, None, idx=1)]
     put_step(tmp_path, 0, sound + partly)
     put_step(tmp_path, 1, [two_rewards("t4", None, None)])
     [run] = list_runs(tmp_path).runs
-    assert run.rewards == [1.5, None]
-    assert run.ends == (1.5, 1.5)
+    mean = (2.0 + 1.0 + 2.0) / 3
+    assert run.ends == (mean, mean)
 
 
 def test_tokens_are_those_the_commits_count(tmp_path: Path) -> None:
@@ -231,9 +231,10 @@ def test_a_name_with_control_characters_is_printed_as_escapes(tmp_path: Path) ->
     assert "\\x1b[31mrun" in done.stdout
 
 
-def test_a_reward_that_is_no_number_is_shown_as_such(tmp_path: Path, rolltape: Run) -> None:
+def test_a_reward_that_is_no_number_is_in_no_mean(tmp_path: Path, rolltape: Run) -> None:
     put_run(tmp_path)
     record = trace(said(None, [1, 2]), reply(0, [3], [4]), id="n", rewards={"ok": float("nan")})
     put_step(tmp_path, 0, [record], fates={"n": "failed_check"})
     _, out, _ = rolltape("list", tmp_path)
-    assert "nan" in out
+    assert "nan" not in out
+    assert list_runs(tmp_path).runs[0].ends == (None, None)

@@ -8,21 +8,16 @@ from rolltape.replay.run import Run
 from rolltape.replay.words import size
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput
-from rolltape.schema.fields import ROW, TEXT, Field
+from rolltape.schema.fields import ROW
 from rolltape.schema.paths import part_of
+from rolltape.schema.scores import SCORES
 from rolltape.schema.storage import sizes
 
 TOKENS = frozenset(f.name for f in ROW.fields if f.shape == "token")
 """Columns that hold a value a token."""
 
 
-def _is_score(field: Field) -> bool:
-    if field.shape == "scalar":
-        return field.type != TEXT and field.name != "extra"
-    return field.shape in ("name", "sample") or field.name == "error_types"
-
-
-CONTENT = frozenset(f.name for f in ROW.fields if not _is_score(f) and f.name not in ("reason", "handed_reward"))
+CONTENT = frozenset(ROW.arrow.names) - SCORES
 """Columns that say what a trace said: tokens, turns, messages, texts. The others are scores: who, what task, which rewards and
 metrics, how long, how it ended."""
 

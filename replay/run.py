@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import duckdb
 
     from rolltape.replay.annotations import Annotation
+    from rolltape.replay.sql.scores import ScoreColumn
 
 FOOTERS = 16
 """Footers of files that hold many parts which are kept in memory, of up to a megabyte each."""
@@ -216,9 +217,9 @@ class Run:
         """
         chosen = None if row_groups is None else list(row_groups)
         try:
-            found = self._open(self._there(commit), columns, chosen)
+            found = self._open(self.there(commit), columns, chosen)
         except FileNotFoundError:  # pruned in between: what stands for it is there
-            found = self._open(self._there(commit), columns, chosen)
+            found = self._open(self.there(commit), columns, chosen)
         yield from found
 
     def _open(self, held: Held, columns: Sequence[str] | None, chosen: list[int] | None) -> Iterator[pa.Table]:
@@ -230,15 +231,21 @@ class Run:
         first = next(tables, None)
         return iter(()) if first is None else itertools.chain([first], tables)
 
-    def _there(self, commit: Commit) -> Held:
-        """Where the rows of a part lie, which may have changed since the run was opened: then its file is gone."""
+    def there(self, commit: Commit) -> Held:
+        """Where the rows of a part lie, which may have changed since the run was opened: then its file is gone.
+
+        Raises Damaged where it is missing, or not as long as it was.
+        """
         held = self.held(commit)
         try:
             held.check_size()
         except Damaged:
-            if rewrites_in(self.paths, commit.part.split) <= self.contents.listed:
+            there = rewrites_in(self.paths, commit.part.split)
+            if there <= self.contents.listed:
                 raise
-            now = Run(self.paths, self.info).held(commit)
+            if not self._later or not there <= self._later[-1].contents.listed:
+                self._later[:] = [Run(self.paths, self.info)]
+            now = self._later[-1].held(commit)
             now.check_size()
             if set(now.pruned) > set(held.pruned):
                 raise Damaged(f"{held.path}: columns of it were pruned meanwhile; open the run again.") from None
@@ -260,6 +267,16 @@ class Run:
     def sound(self) -> set[AnyPath]:
         """Files whose bytes were compared with their sha256 and are those that were committed."""
         return set()
+
+    @cached_property
+    def scores(self) -> dict[str, ScoreColumn]:
+        """Scores of parts that were asked for, by column: what `rolltape.replay.sql` keeps in memory."""
+        return {}
+
+    @cached_property
+    def _later(self) -> list[Run]:
+        """The run as it was last found, where files were rewritten and removed since it was opened."""
+        return []
 
     @cached_property
     def _footers(self) -> dict[AnyPath, Any]:

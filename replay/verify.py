@@ -23,6 +23,7 @@ from rolltape.replay.groups import check_groups
 from rolltape.replay.options import BranchPolicy, ConvertOptions, Expectations
 from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.pruned import notes_of
+from rolltape.replay.rewrite import same_rows
 from rolltape.replay.run import Run
 from rolltape.replay.verify_annotations import check_annotations
 from rolltape.replay.view import COLUMNS
@@ -30,10 +31,11 @@ from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable
 from rolltape.schema.fields import OUTCOME
 from rolltape.schema.paths import Part, part_of
+from rolltape.schema.scores import SCORES
 from rolltape.schema.sealed import unseal
 from rolltape.schema.storage import AnyPath, listed, sha256_of
 
-_COLUMNS = [*COLUMNS, *OUTCOME.arrow.names, "extra"]
+_COLUMNS = [*dict.fromkeys([*COLUMNS, *OUTCOME.arrow.names, "extra", *SCORES])]
 _OF_TRAINING = ("branches", "no_trainable_token", "no_tokens", "image", "group_size")
 """Findings that say a trace or group cannot be trained, not that it was recorded wrongly."""
 
@@ -171,6 +173,8 @@ class _Part:
         self.rows = 0 if table is None else table.num_rows
         if self.rows != self.commit.file.rows:
             yield self._finding("rows", f"{self.rows} rows, but {self.commit.file.rows} were committed")
+        elif table is not None:
+            yield from self._scores(table)
         yield from self._coverage(table)
         if table is not None:
             self.trace_ids = table.column("trace_id").to_pylist()
@@ -179,6 +183,22 @@ class _Part:
                 yield from self._groups(table)
             elif newest:
                 yield from self._convert(table)
+
+    def _scores(self, table: pa.Table) -> Iterator[Finding]:
+        """Whether the scores that the commit repeats are those of the rows."""
+        if self.commit.file.scores is None:
+            return
+        other = [name for name in SCORES - set(self.held.pruned) if not self._is_said(name, table.select([name]))]
+        if other:
+            yield self._finding("scores", f"the commit's {', '.join(sorted(other))} are not those of the rows")
+
+    def _is_said(self, name: str, column: pa.Table) -> bool:
+        try:
+            return same_rows(pa.table({name: self.commit.score(name)}), column)
+        except KeyError:  # of an earlier version, which had no such column
+            return True
+        except ValueError:
+            return False
 
     def _coverage(self, table: pa.Table | None) -> Iterator[Finding]:
         counts = dict(self.commit.step.counts)

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, overload
 
+import pyarrow as pa
+
 from rolltape.schema.errors import Damaged
-from rolltape.schema.fields import SCHEMA_VERSION, check_version
+from rolltape.schema.fields import ROW, SCHEMA_VERSION, check_version
 from rolltape.schema.parquet import Written
 from rolltape.schema.paths import Part
 from rolltape.schema.records import Group, Step
+from rolltape.schema.scores import OF_PART, unpack_scores
 from rolltape.schema.storage import AnyPath
 
 
@@ -33,6 +36,12 @@ class Commit:
     fingerprint: str = ""
     written_at: float | None = None
 
+    def score(self, name: str) -> pa.Array:
+        """A column of SCORES of the part's rows. Raises KeyError and ValueError where the commit does not hold it."""
+        if name in OF_PART:
+            return pa.repeat(pa.scalar(getattr(self.part, name), ROW.by_name[name].arrow_type), self.file.rows)
+        return unpack_scores(self.file.scores or {}, name, self.file.rows)
+
     def to_bytes(self) -> bytes:
         """The commit as JSON with its checksum."""
         return sealed(self.to_dict())
@@ -47,6 +56,7 @@ class Commit:
             "sha256": self.file.sha256,
             "fingerprint": self.fingerprint,
             "sums": dict(self.sums),
+            **({} if self.file.scores is None else {"scores": dict(self.file.scores)}),
             "groups": [g.to_dict() for g in self.groups],
             "step": self.step.to_dict(),
             "written_at": self.written_at,
@@ -57,7 +67,7 @@ class Commit:
         """The inverse of `to_dict`."""
         return cls(
             part=Part.from_dict(body["part"]),
-            file=Written(body["rows"], body["bytes"], body["sha256"]),
+            file=Written(body["rows"], body["bytes"], body["sha256"], body.get("scores")),
             groups=_Groups(body["groups"]),
             step=Step.from_dict(body["step"]),
             sums=body["sums"],

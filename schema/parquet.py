@@ -21,7 +21,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 
 from rolltape.schema.errors import Damaged, Unreachable
 from rolltape.schema.fields import ROW, SCHEMA_VERSION, check_version
+from rolltape.schema.scores import PACKED, pack_scores
 from rolltape.schema.storage import AnyPath, StorePath, is_silence
 from rolltape.schema.table import with_outcomes
 
@@ -61,6 +62,8 @@ class Written:
     rows: int
     bytes: int
     sha256: str
+    scores: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
+    """The small columns of its rows, for its commit (see `rolltape.schema.scores`)."""
 
 
 class HashingFile:
@@ -206,28 +209,28 @@ def write_parquet(
     """Write `tables` as one file, a row group each unless it is larger than ROW_GROUP_BYTES.
 
     `tables` hold rows (see `with_outcomes`) or traces alone (see `encode`), whose outcomes are then null. Nothing appears at
-    `path` before everything is written and synced. Returns rows, bytes and sha256.
+    `path` before everything is written and synced. Returns rows, bytes, sha256 and scores.
     """
     if isinstance(path, StorePath):
         with path.staged() as file:
             written = write_parquet(file, tables, metadata)
             path.upload(file)
         return written
-    schema = pa.schema([field.remove_metadata() for field in ROW.arrow], file_metadata(metadata))
+    schema = pa.schema([f.remove_metadata() for f in ROW.arrow], file_metadata(metadata))
     sink = HashingFile(Path(path))
-    rows = 0
+    scores: list[pa.Table] = []
     try:
         with pq.ParquetWriter(sink, schema, **_options(schema)) as writer:
             for table in tables:
                 for batch in _bounded(table if "disposition" in table.column_names else with_outcomes(table, [])):
                     fits = batch.schema.equals(schema)  # a cast, even to the same types, costs 10 us a column
                     writer.write_table(batch if fits else batch.cast(schema), row_group_size=max(1, batch.num_rows))
-                    rows += batch.num_rows
+                    scores.append(batch.select(PACKED))
         sha256 = sink.publish()
     except BaseException:
         sink.discard()
         raise
-    return Written(rows, sink.bytes, sha256)
+    return Written(sum(t.num_rows for t in scores), sink.bytes, sha256, pack_scores(scores))
 
 
 def file_metadata(more: Mapping[str, str] | None = None) -> dict[str, str]:

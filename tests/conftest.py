@@ -36,14 +36,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"Miles: {found}")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What queries keep of runs goes where the tests are, not where the user's is."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROLLTAPE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """Address of an S3 server (moto's, a process of its own) on a free port of 127.0.0.1."""

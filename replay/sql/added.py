@@ -9,7 +9,7 @@ import pyarrow.dataset as ds
 
 from rolltape.replay.annotations import KEYS, Annotation, annotations_of, located
 from rolltape.replay.sql import source
-from rolltape.replay.sql.declare import Column, View, quoted
+from rolltape.replay.sql.declare import HIDDEN, Column, View, hide, quoted
 from rolltape.schema.storage import AnyPath
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def add_annotations(connection: duckdb.DuckDBPyConnection, runs: Mapping[str, Ru
     found: dict[str, list[str]] = {}
     for number, (label, run) in enumerate(runs.items()):
         for name, annotation in annotations_of(run).items():
-            table = f"_{PREFIX}{name}_{number}"
-            connection.register(table, _dataset(located(run, annotation)))
+            table = f"{PREFIX}{name}_{number}"
+            hide(connection, table, _dataset(located(run, annotation)))
             said = label.replace("'", "''")
-            found.setdefault(name, []).append(f"SELECT '{said}' AS run, * FROM {quoted(table)}")
+            found.setdefault(name, []).append(f"SELECT '{said}' AS run, * FROM {HIDDEN}.{quoted(table)}")
     for name, queries in found.items():
         connection.execute(f"CREATE TEMP VIEW {PREFIX}{name} AS {' UNION ALL BY NAME '.join(queries)}")
 

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,14 @@ import pyarrow.dataset as ds
 
 from rolltape.replay.sql import plan, source
 from rolltape.replay.sql.added import add_annotations
-from rolltape.replay.sql.declare import quoted
+from rolltape.replay.sql.declare import HIDDEN, hide, quoted
 from rolltape.replay.sql.handed import handed
-from rolltape.replay.sql.kept import SMALL, WORTH, Kept
 from rolltape.replay.sql.live import journaled, rows_of
+from rolltape.replay.sql.scores import Scores
 from rolltape.replay.sql.source import Chosen, Selection
 from rolltape.replay.sql.views import VIEWS
 from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable
+from rolltape.schema.scores import SCORES
 from rolltape.schema.storage import is_silence
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 Parameters = Sequence[Any] | Mapping[str, Any]
 
 logger = logging.getLogger(__name__)
+
+FEW = 16
+"""Files that are read whole sooner than it takes to tell which of them a query wants."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +68,13 @@ def ask(runs: Run | Sequence[Run], query: str, *, parameters: Parameters | None 
     import duckdb
 
     asked = Asked.about(runs, Selection(**selection))
-    connection = asked.connection(*(v for v in ("groups", "steps", "samples") if plan.mentions(query, v)))
-    check_query(connection, query)
-    if "annotation_" in query.lower() or plan.mentions(query):
-        add_annotations(connection, asked.runs)
-    asked.fill(connection, query, parameters)
+    named = [name for name in VIEWS if plan.mentions(query, name)]
     try:
-        relation = connection.sql(query, params=parameters)
+        try:
+            relation = _relation(asked, query, parameters, VIEWS if plan.lists(query) else named, named)
+        except (duckdb.CatalogException, duckdb.BinderException):
+            _relation(asked, query, parameters, VIEWS, ())  # says by which names there are that one is not there
+            relation = _relation(asked, query, parameters, VIEWS, VIEWS)
     except duckdb.Error as error:
         raise failure(error) from error
     if relation is None:
@@ -78,14 +82,26 @@ def ask(runs: Run | Sequence[Run], query: str, *, parameters: Parameters | None 
     return Answer(relation, asked.notes)
 
 
+def _relation(
+    asked: Asked, query: str, parameters: Parameters | None, views: Collection[str], filled: Collection[str]
+) -> duckdb.DuckDBPyRelation | None:
+    """The answer, of a connection that has these views only: making all of them takes as long as most answers."""
+    connection = asked.connection(views, filled)
+    check_query(connection, query)
+    if "annotation_" in query.lower() or plan.mentions(query) or plan.lists(query):
+        add_annotations(connection, asked.runs)
+    asked.fill(connection, query, parameters)
+    return connection.sql(query, params=parameters)
+
+
 def connect(runs: Run | Sequence[Run], *, locked: bool = True, **selection: Any) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection that holds the views, for notebooks and tools that ask by themselves.
 
-    It sees the runs as they are now, and opens their files for every question; `sql` keeps small columns and is faster.
+    It sees the runs as they are now, and opens their files for every question; `sql` takes scores from commits and is faster.
     `locked`: keep queries from files and network; without it tables of your own can be joined. Raises what `sql` raises.
     """
     asked = Asked.about(runs, Selection(**selection))
-    connection = asked.connection("groups", "steps", "samples", own=not locked)
+    connection = asked.connection(VIEWS, VIEWS, own=not locked)
     add_annotations(connection, asked.runs)
     _from_files(connection, asked.every_column())
     return connection
@@ -125,8 +141,13 @@ class Asked:
         schema = source.schema_of(parts)
         return cls(opened, parts, schema, tables, notes)
 
-    def connection(self, *filled: str, own: bool = False) -> duckdb.DuckDBPyConnection:
-        """A connection with all views, over no rows yet; those of `filled` have theirs. `own`: not locked."""
+    def connection(
+        self, views: Collection[str], filled: Collection[str], own: bool = False
+    ) -> duckdb.DuckDBPyConnection:
+        """A connection with these views, over no rows yet; of what commits say, those of `filled` have theirs.
+
+        `own`: not locked.
+        """
         import duckdb
 
         spill = os.path.join(
@@ -135,13 +156,15 @@ class Asked:
         connection = duckdb.connect(config={"python_enable_replacements": str(own).lower(), "temp_directory": spill})
         if not own:
             lock(connection)  # at once: to plan a query is to look at what it names
+        connection.execute(f"CREATE SCHEMA {HIDDEN}")
         _from_files(connection, source.union([], self.schema))
         for name, fill in (("steps", source.steps), ("groups", source.groups), ("samples", handed)):
-            connection.register(f"_{name}", fill(self.parts if name in filled else []))
+            if name in views:
+                hide(connection, name, fill(self.parts if name in filled else []))
         later = [n for n in self.schema.names if n not in source.PLAIN.names and n not in source.KNOWN.names]
-        for view in VIEWS.values():
-            added = later if view.name == "traces" else []
-            connection.execute(f"CREATE TEMP VIEW {quoted(view.name)} AS {view.definition(added)}")
+        for name in views:
+            added = later if name == "traces" else []
+            connection.execute(f"CREATE TEMP VIEW {quoted(name)} AS {VIEWS[name].definition(added)}")
         return connection
 
     def every_column(self) -> ds.Dataset:
@@ -150,16 +173,17 @@ class Asked:
         return source.union([*source.rows(self.parts, self.schema), *live], self.schema)
 
     def fill(self, connection: duckdb.DuckDBPyConnection, query: str, parameters: Parameters | None) -> None:
-        """Give the connection the rows that the query needs: kept columns where they do, else the files."""
+        """Give the connection the rows that the query needs: scores where they do, else the files."""
         needed = plan.needed(connection, query, parameters)
-        if needed is not None and needed.columns <= SMALL and self.parts:
-            kept = Kept(self.parts, needed.columns)
+        if needed is not None and needed.columns <= SCORES and self.parts:
+            scores = Scores(self.parts, needed.columns)
             # a filter by step opens few files, so it is no reason to read them all
-            if kept.lacking < WORTH or "step" not in needed.filters:
+            if scores.lacking < FEW or "step" not in needed.filters:
                 schema = source.taken_apart(self.schema)
-                tables = [kept.table(), *self.journaled]
-                connection.register("_kept", source.union([source.in_memory(t, schema) for t in tables], schema))
-                connection.execute("CREATE OR REPLACE TEMP VIEW _rows AS SELECT * FROM _kept")
+                tables = [scores.table(), *self.journaled]
+                rows = source.union([source.in_memory(t, schema) for t in tables], schema)
+                hide(connection, "scores", rows)
+                connection.execute(f"CREATE OR REPLACE VIEW {HIDDEN}.rows AS SELECT * FROM {HIDDEN}.scores")
                 again = plan.needed(connection, query, parameters)
                 if again is not None and again.columns <= needed.columns:
                     return
@@ -168,9 +192,9 @@ class Asked:
 
 def _from_files(connection: duckdb.DuckDBPyConnection, rows: ds.Dataset) -> None:
     """Let the views read `rows`."""
-    connection.register("_files", rows)
+    hide(connection, "files", rows)
     entries = ", ".join(f"map_entries({name}) AS {entry}" for name, entry in source.ENTRIES.items())
-    connection.execute(f"CREATE OR REPLACE TEMP VIEW _rows AS SELECT *, {entries} FROM _files")
+    connection.execute(f"CREATE OR REPLACE VIEW {HIDDEN}.rows AS SELECT *, {entries} FROM {HIDDEN}.files")
 
 
 _OWNER = 300
@@ -235,7 +259,7 @@ def failure(error: duckdb.Error) -> RolltapeError:
     said = str(error).strip()
     if is_silence(error):
         return Unreachable(f"the run could not be fetched ({said}).")
-    if "'_files' failed" in said or "page integrity" in said:
+    if "'files' failed" in said or "page integrity" in said:
         return Damaged(f"a file of the run does not read back ({said}); `rolltape verify` names it.")
     if isinstance(error, duckdb.PermissionException):
         return BadInput(f"the query wants what it may not have: it reads the views, and nothing is written ({said}).")

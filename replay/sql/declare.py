@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 
 from rolltape.schema.fields import Record
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+HIDDEN = "internal"
+"""Schema of the tables that views select from. No list of tables shows it."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,13 @@ class View:
 def quoted(name: str) -> str:
     """`name` as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def hide(connection: duckdb.DuckDBPyConnection, name: str, rows: pa.Table | ds.Dataset) -> None:
+    """Make `rows` the table `name` of the schema that no list of tables shows."""
+    connection.execute(f"USE {HIDDEN}")
+    connection.from_arrow(rows).create_view(name)
+    connection.execute("USE memory.main")
 
 
 _TYPES = {

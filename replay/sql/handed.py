@@ -6,11 +6,13 @@ its number, and its lengths are those of the trace. With `siblings` the step is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from rolltape.replay.sql.scores import Scores
 from rolltape.replay.sql.source import Chosen
 from rolltape.schema.commits import Commit
 
@@ -32,15 +34,16 @@ _DROPPED = ("error", "failed_check", "empty", "incomplete_group")
 
 def handed(parts: Sequence[Chosen]) -> pa.Table:
     """One row a Sample of the parts' batches, in order. Raises what `batches` raises where a step is converted again."""
-    records = [record for part in parts if part.commit.step.batch for record in _part(part)]
+    parts = [part for part in parts if part.commit.step.batch]
+    records = [record for part, fates in zip(parts, _dispositions(parts), strict=True) for record in _part(part, fates)]
     return pa.Table.from_pylist(records, _SCHEMA)
 
 
-def _part(part: Chosen) -> Iterator[dict[str, Any]]:
+def _part(part: Chosen, fates: Mapping[str, str | None]) -> Iterator[dict[str, Any]]:
     commit = part.commit
     place = {index: i for i, index in enumerate(commit.step.batch or ())}
     siblings = commit.step.options.get("branch_policy") == "siblings"
-    for record in _converted(part) if siblings else _numbered(part):
+    for record in _converted(part) if siblings else _numbered(part, fates):
         if record["_index"] in place:
             yield {
                 "_of": part.label,
@@ -51,9 +54,8 @@ def _part(part: Chosen) -> Iterator[dict[str, Any]]:
             }
 
 
-def _numbered(part: Chosen) -> Iterator[dict[str, Any]]:
+def _numbered(part: Chosen, fates: Mapping[str, str | None]) -> Iterator[dict[str, Any]]:
     """Samples of a step whose traces have one branch each."""
-    fates = _dispositions(part)
     for group in part.commit.groups:
         index = group.first_sample_index
         for trace in group.trace_ids:
@@ -65,10 +67,14 @@ def _numbered(part: Chosen) -> Iterator[dict[str, Any]]:
             index += 1
 
 
-def _dispositions(part: Chosen) -> dict[str, str | None]:
-    columns = ["trace_id", "disposition"]
-    tables = [t.select(columns) for t in part.run.part_batches(part.commit, columns)]
-    return {t: d for table in tables for t, d in zip(*(table.column(c).to_pylist() for c in columns), strict=True)}
+def _dispositions(parts: Sequence[Chosen]) -> Iterator[dict[str, str | None]]:
+    """Of each part what became of its traces."""
+    if not parts:
+        return
+    table = Scores(parts, ("trace_id", "disposition")).table()
+    fates = zip(*(table.column(name).to_pylist() for name in ("trace_id", "disposition")), strict=True)
+    for part in parts:
+        yield dict(itertools.islice(fates, part.commit.file.rows))
 
 
 def _converted(part: Chosen) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,10 @@ _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 _MAPS = {entry: name for name, entry in ENTRIES.items()}
 _DYNAMIC = ("query", "query_table")
 """Functions that take a table's name as text, which may be put together."""
+_LISTING = re.compile(
+    r"\b(show|describe|information_schema|sqlite_master|sqlite_schema|(duckdb|pg|pragma)_\w+)\b", re.I
+)
+"""Words of questions about what views there are."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Needed:
 def needed(
     connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None
 ) -> Needed | None:
-    """The columns of `_rows` that the query would read now; None where the plan does not tell.
+    """The columns of the rows that the query would read now; None where the plan does not tell.
 
     The plan of a PIVOT depends on the rows: where there are none it reads nothing of what is pivoted.
     """
@@ -69,3 +73,8 @@ def _scans(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 def mentions(query: str, *names: str) -> bool:
     """Whether the query may be about one of these views."""
     return any(re.search(rf"\b{name}\b", query, re.IGNORECASE) for name in (*names, *_DYNAMIC))
+
+
+def lists(query: str) -> bool:
+    """Whether the query may be about what views there are."""
+    return _LISTING.search(query) is not None

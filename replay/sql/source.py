@@ -181,8 +181,7 @@ def union(datasets: Sequence[ds.Dataset], schema: pa.Schema) -> ds.Dataset:
 
 def dataset(parts: Sequence[Chosen], schema: pa.Schema) -> ds.Dataset:
     """The files of parts of one run."""
-    held = [(part, part.run.held(part.commit)) for part in parts]
-    check_files(parts[0].run, [h for _, h in held])
+    held = found(parts)
     files = located(parts[0].run.paths.root)[0]
     known_ = {part.superseded: _expression(_constants(part), KNOWN) for part in parts}
     fragments = [_fragment(of, known_[of[0][0].superseded]) for of in _by_file(held)]
@@ -249,12 +248,14 @@ def with_columns(table: pa.Table, names: Sequence[str], rows: int) -> pa.Table:
     return pa.table(columns, schema=pa.schema(fields))
 
 
-def check_files(run: Run, held: Iterable[Held]) -> None:
-    """Refuse a file that is not as long as it was when it was committed. Raises Damaged."""
-    listed = None if isinstance(run.paths.root, Path) else sizes(run.paths.traces, "*/*.parquet")
-    for where in {h.path: h for h in held}.values():
-        if listed is None or listed.get(where.path) != where.file.bytes:
-            where.check_size()
+def found(parts: Sequence[Chosen]) -> list[tuple[Chosen, Held]]:
+    """Parts of one run, and where their rows lie now. Raises Damaged where a file is missing, or not as long as it was."""
+    paths = parts[0].run.paths
+    if isinstance(paths.root, Path):
+        return [(part, part.run.there(part.commit)) for part in parts]
+    listed = sizes(paths.traces, "*/*.parquet")
+    held = ((part, part.run.held(part.commit)) for part in parts)
+    return [(p, h if listed.get(h.path) == h.file.bytes else p.run.there(p.commit)) for p, h in held]
 
 
 def _other_schemas(parts: Iterable[Chosen]) -> Iterator[pa.Schema]:

@@ -1,8 +1,9 @@
 """The views, each declared once: what `rolltape sql --schema` prints is what the database is asked.
 
-They select from tables that `connection` fills: `_rows` (the rows of the Parquet files, what is known of each in `_run`,
-`_run_id`, `_superseded` and `_journaled`, and the entries of rewards and metrics in `_rewards` and `_metrics`), `_groups` and
-`_steps` (the records of the commits), `_samples` (what was handed over).
+They select from tables that `connection` fills: `rows` (the rows of the Parquet files, what is known of each in `_run`,
+`_run_id`, `_superseded` and `_journaled`, and the entries of rewards and metrics in `_rewards` and `_metrics`), `groups` and
+`steps` (the records of the commits), `samples` (what was handed over). They are in a schema of their own, which no query has to
+know.
 
 A list is taken apart by numbering its places and then asking for the one at each place: of several lists unnested side by
 side all would be read, whatever the query wants, and a trace's text would be copied for each of its tokens.
@@ -10,10 +11,11 @@ side all would be read, whatever the query wants, and a trace's text would be co
 
 from __future__ import annotations
 
-from rolltape.replay.sql.declare import Column, View, columns_of
+from rolltape.replay.sql.declare import HIDDEN, Column, View, columns_of
 from rolltape.replay.sql.examples import EXAMPLES
 from rolltape.schema.fields import GROUP, ROW, STEP
 
+_ROWS = f"{HIDDEN}.rows"
 _RUN = (
     Column("run", "VARCHAR", "folder name of the run, as much of its path as tells the given runs apart", "_run"),
     Column("run_id", "VARCHAR", "id the run has in its run.json", "_run_id"),
@@ -34,8 +36,8 @@ _KEYS = (
 
 
 def _counted(length: str, number: str, condition: str = "") -> str:
-    """`_rows`, each as often as `length` says, numbered from 0 in the column `number`."""
-    return f"(SELECT *, unnest(range(coalesce({length}, 0))) AS {number} FROM _rows{condition})"
+    """The rows, each as often as `length` says, numbered from 0 in the column `number`."""
+    return f"(SELECT *, unnest(range(coalesce({length}, 0))) AS {number} FROM {_ROWS}{condition})"
 
 
 def _of_node(name: str, column: str, meaning: str = "") -> Column:
@@ -59,7 +61,7 @@ _TRACES = View(
             "journaled", "BOOLEAN", "read from a journal (live), not committed yet: no outcome is known", "_journaled"
         ),
     ),
-    "_rows",
+    _ROWS,
     EXAMPLES["traces"],
 )
 
@@ -146,7 +148,7 @@ _TURNS = View(
         ),
     ),
     "(SELECT *, unnest(range(len(_sampled_nodes))) AS _turn FROM (SELECT *, "
-    "[i FOR i IN range(num_nodes) IF node_sampled[i + 1]] AS _sampled_nodes FROM _rows))",
+    f"[i FOR i IN range(num_nodes) IF node_sampled[i + 1]] AS _sampled_nodes FROM {_ROWS}))",
     EXAMPLES["turns"],
 )
 
@@ -195,7 +197,7 @@ _REWARDS = View(
         ),
         Column("weight", "DOUBLE", "weight; null where the release does not tell it", "weights[_entry.key]"),
     ),
-    "(SELECT *, unnest(_rewards) AS _entry FROM _rows)",
+    f"(SELECT *, unnest(_rewards) AS _entry FROM {_ROWS})",
     EXAMPLES["rewards"],
 )
 
@@ -207,7 +209,7 @@ _METRICS = View(
         Column("name", "VARCHAR", "name of the metric, as it is", "_entry.key"),
         Column("value", "DOUBLE", "the metric; null: not measured", "_entry.value"),
     ),
-    "(SELECT *, unnest(_metrics) AS _entry FROM _rows)",
+    f"(SELECT *, unnest(_metrics) AS _entry FROM {_ROWS})",
     EXAMPLES["metrics"],
 )
 
@@ -232,7 +234,7 @@ _OUTCOMES = View(
             "coalesce(len(recomputed_logprobs), 0)",
         ),
     ),
-    "_rows",
+    _ROWS,
     EXAMPLES["outcomes"],
 )
 
@@ -261,7 +263,7 @@ _GROUPS = View(
         _SUPERSEDED,
         *(c for c in columns_of(GROUP) if c.name not in ("split", "eval_name", "step")),
     ),
-    "_groups",
+    f"{HIDDEN}.groups",
     EXAMPLES["groups"],
 )
 
@@ -279,7 +281,7 @@ _STEPS = View(
         Column("sampled_tokens", "BIGINT", "sampled tokens of its traces; null: not counted"),
         Column("committed_at", "DOUBLE", "when it was committed [s since epoch]"),
     ),
-    "_steps",
+    f"{HIDDEN}.steps",
     EXAMPLES["steps"],
 )
 
@@ -321,7 +323,7 @@ _SAMPLES = View(
             "coalesce(remove_sample[_sibling + 1], false)",
         ),
     ),
-    "_samples JOIN _rows ON _trace = trace_id AND _of = _run AND _step = step AND _attempt = attempt",
+    f"{HIDDEN}.samples JOIN {_ROWS} ON _trace = trace_id AND _of = _run AND _step = step AND _attempt = attempt",
     EXAMPLES["samples"],
 )
 

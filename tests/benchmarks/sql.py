@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
-import shutil
 import statistics
 import tempfile
 import time
@@ -30,7 +28,6 @@ from rich.table import Table
 from rollouts import SHAPES
 
 from rolltape.replay import open_run
-from rolltape.replay.sql.kept import CACHE_VARIABLE
 
 QUERY = "SELECT step, name, count(value), avg(value) FROM rewards GROUP BY ALL ORDER BY ALL"
 PLAIN = """
@@ -55,8 +52,6 @@ class Bench:
     def __init__(self, made: LongRun, folder: Path, jsonl_steps: int) -> None:
         self.made, self.folder, self.jsonl_steps = made, folder, min(jsonl_steps, made.steps)
         self.root, self.jsonl, self.one = folder / "run", folder / "traces.jsonl", folder / "one.parquet"
-        self.cache = folder / "cache"
-        os.environ[CACHE_VARIABLE] = str(self.cache)
         self.bytes = {"parquet": made.write(self.root), "jsonl": made.write_jsonl(self.jsonl, self.jsonl_steps)}
         self.files = [str(path) for path in sorted(self.root.glob("traces/*/*.parquet"))]
         self.other = duckdb.connect()
@@ -65,17 +60,12 @@ class Bench:
     # -- the question
 
     def warm(self) -> list[tuple[Any, ...]]:
-        """Through `Run.sql`, the commits read, the columns kept."""
+        """Through `Run.sql`, the commits read, the columns in memory."""
         return self.run.sql(QUERY).fetchall()
 
     def fresh(self) -> list[tuple[Any, ...]]:
-        """The same with a run opened anew: its commits are listed and read."""
+        """The same for the first time: the run is opened, its commits are listed and read."""
         return open_run(self.root).sql(QUERY).fetchall()
-
-    def cold(self) -> list[tuple[Any, ...]]:
-        """The same for the first time: nothing is kept."""
-        shutil.rmtree(self.cache, ignore_errors=True)
-        return self.fresh()
 
     def plain(self) -> list[tuple[Any, ...]]:
         """DuckDB over the run's Parquet files."""
@@ -106,7 +96,7 @@ class Bench:
         """Speed says nothing about answers that differ."""
         self.run = open_run(self.root)
         expected = self.single()
-        for side in (self.cold, self.fresh, self.warm, self.plain):
+        for side in (self.fresh, self.warm, self.plain):
             _same(side(), expected)
         _same(self.over_jsonl(), [row for row in expected if row[0] < self.jsonl_steps])
 
@@ -132,7 +122,7 @@ def measure(sides: Mapping[str, Side], repeats: int) -> dict[str, float]:
 def report_of(bench: Bench, repeats: int) -> dict[str, Any]:
     """Everything that is measured."""
     bench.compare()
-    names = ("cold", "fresh", "warm", "plain", "single", "over_jsonl", "opened", "read")
+    names = ("fresh", "warm", "plain", "single", "over_jsonl", "opened", "read")
     seconds = measure({name: getattr(bench, name) for name in names}, repeats)
     seconds["over_jsonl"] *= bench.made.steps / bench.jsonl_steps
     others = {name: lambda query=query: bench.run.sql(query).fetchall() for name, query in OTHERS.items()}
@@ -146,12 +136,10 @@ def report_of(bench: Bench, repeats: int) -> dict[str, Any]:
         "traces": bench.made.steps * bench.made.traces,
         "bytes": {**bench.bytes, "jsonl": bench.bytes["jsonl"] * bench.made.steps // bench.jsonl_steps},
         "ratios": {
-            "jsonl_vs_cold": seconds["over_jsonl"] / seconds["cold"],
             "jsonl_vs_fresh": seconds["over_jsonl"] / seconds["fresh"],
             "jsonl_vs_warm": seconds["over_jsonl"] / seconds["warm"],
             "warm_vs_single": seconds["warm"] / seconds["single"],
             "fresh_vs_single": seconds["fresh"] / seconds["single"],
-            "cold_vs_single": seconds["cold"] / seconds["single"],
             "plain_vs_single": seconds["plain"] / seconds["single"],
             "opened_vs_read": seconds["opened"] / seconds["read"],
         },

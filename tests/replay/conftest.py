@@ -55,23 +55,16 @@ def twenty(kept_run: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for what queries keep."""
-    monkeypatch.setenv("ROLLTAPE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Parts whose files were opened for columns that are kept, in the order that happened."""
-    from rolltape.replay.sql import kept
+    """Parts whose files were opened for scores, in the order that happened."""
+    from rolltape.replay.sql import scores
 
     names: list[str] = []
-    read = kept._read
+    read = scores._read
 
     def counted(part: Any, columns: Any) -> Any:
         names.append(part.commit.part.stem)
         return read(part, columns)
 
-    monkeypatch.setattr(kept, "_read", counted)
+    monkeypatch.setattr(scores, "_read", counted)
     return names

@@ -412,7 +412,7 @@ def test_a_file_that_goes_while_it_is_being_opened_is_found_where_it_went(
     expected = reader.table("train", steps=1)
     compact(open_run(root))
     path = root / "traces" / "train" / "00000001.0.main.parquet"
-    real = Run._there
+    real = Run.there
 
     def pruned_after_a_look(self: Run, commit: Commit) -> Any:
         held = real(self, commit)
@@ -420,6 +420,6 @@ def test_a_file_that_goes_while_it_is_being_opened_is_found_where_it_went(
             path.unlink()
         return held
 
-    monkeypatch.setattr(Run, "_there", pruned_after_a_look)
+    monkeypatch.setattr(Run, "there", pruned_after_a_look)
     assert reader.table("train", steps=1) == expected
     assert not path.exists()

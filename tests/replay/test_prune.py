@@ -22,9 +22,9 @@ from rolltape.replay.prune import Item, Wish, plan, prune
 from rolltape.replay.pruned import CONTENT, TOKENS, spans
 from rolltape.replay.rewrite import alone, same_rows
 from rolltape.replay.run import Run
-from rolltape.replay.sql.kept import SMALL
 from rolltape.replay.verify import verify
 from rolltape.schema import ROW, BadInput, Damaged, RunConflict, decode
+from rolltape.schema.scores import SCORES
 from rolltape.schema.storage import place
 
 KILL_POINTS = Path(__file__).parent / "kill_points.py"
@@ -200,7 +200,7 @@ def test_content_goes_and_the_scores_stay(root: Path) -> None:
 
 
 def test_scores_are_the_columns_that_take_a_few_bytes() -> None:
-    assert {f.name for f in ROW.fields} - CONTENT == SMALL
+    assert {f.name for f in ROW.fields} - CONTENT == SCORES
     assert {"token_ids", "sampled", "is_content", "logprobs", "recomputed_logprobs"} == TOKENS
     assert TOKENS < CONTENT
 

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import fs
 
 from rolltape.replay import open_run
-from rolltape.replay.sql import kept, sql
+from rolltape.replay.sql import scores, sql
 from rolltape.schema import Damaged
 from rolltape.schema.errors import RunConflict
 from rolltape.schema.storage import place
@@ -20,10 +20,14 @@ pytest.importorskip("moto")
 @pytest.fixture
 def remote(bucket: str, demo_run: Path) -> str:
     """URL of a copy of the demo run."""
-    url = f"{bucket}/demo"
+    return uploaded(demo_run, f"{bucket}/demo")
+
+
+def uploaded(root: Path, url: str) -> str:
+    """Copy a run to a store."""
     target: Any = place(url)
-    for file in sorted(p for p in demo_run.rglob("*") if p.is_file()):
-        (target / str(file.relative_to(demo_run))).put(file.read_bytes())
+    for file in sorted(p for p in root.rglob("*") if p.is_file()):
+        (target / str(file.relative_to(root))).put(file.read_bytes())
     return url
 
 
@@ -42,13 +46,13 @@ def test_answers_are_those_of_the_folder(remote: str, demo_run: Path) -> None:
     assert len({name for name, _ in both}) == 2
 
 
-def test_small_columns_are_fetched_once(remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kept.CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(kept, "WORTH", 1)
-    query = "SELECT count(*), sum(reward) FROM traces"
-    first = open_run(remote).sql(query).fetchall()
-    monkeypatch.setattr(kept, "_read", lambda *_: pytest.fail("read again"))
-    assert open_run(remote).sql(query).fetchall() == first
+def test_questions_about_scores_fetch_commits_and_no_file(
+    bucket: str, kept_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = open_run(uploaded(kept_run, f"{bucket}/scores"))
+    monkeypatch.setattr(scores, "_read", lambda *_: pytest.fail("a file was read"))
+    assert run.commits()
+    assert run.sql("SELECT count(*), sum(reward) FROM traces").fetchall() == [(20, 190.0)]
 
 
 def test_an_object_that_is_missing_or_cut_is_named(remote: str) -> None:

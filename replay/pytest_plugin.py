@@ -1,5 +1,7 @@
 """A pytest plugin that replays recorded runs: `pytest --rolltape DIR`.
 
+With `--rolltape` and no path, the runs are all that is tested: name a path for tests of other kinds beside them.
+
 One test for each run, split and step: its rows go through the converter of today and `finish`, and the first field that is
 not as it was fails the test with its exact place. Nothing is written, so workers may share the runs.
 
@@ -33,6 +35,7 @@ class _Runs:
         """Of the command line: replayed whatever else is collected."""
         self.all = {**self.asked, **_real(Path(name) for name in configured)}
         """Also of the configuration: replayed where pytest comes upon their folders, or tests everything."""
+        self.alone = bool(self.asked) and not _paths_given(config)
         self.collected: set[Path] = set()
 
 
@@ -54,7 +57,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="replay the recorded run in DIR, or the runs below it, through today's converter; repeatable",
+        help="replay the recorded run in DIR, or the runs below it, through today's converter; repeatable. Name a path to "
+        "run tests of other kinds with it.",
     )
     parser.addini(INI, "folders of recorded runs that are replayed when they are collected", type="paths", default=[])
 
@@ -62,7 +66,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Find the runs; none where there should be some is a usage error."""
     config.addinivalue_line("markers", "rolltape: the replay of a step of a recorded run")
-    config.stash[_RUNS] = _Runs(config)
+    config.stash[_RUNS] = runs = _Runs(config)
+    if runs.alone:
+        config.args = []  # nothing is looked for; the runs are added when that has been collected
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -96,9 +102,15 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
 
 
 def _whole(config: pytest.Config) -> bool:
-    """Whether the whole project is tested: pytest was started at its root without a path."""
+    """Whether the whole project is tested: pytest was started at its root without a path and without --rolltape."""
+    anything = not config.stash[_RUNS].alone and not _paths_given(config)
+    return anything and config.invocation_params.dir == config.rootpath
+
+
+def _paths_given(config: pytest.Config) -> bool:
+    """Whether tests are named on the command line."""
     source = getattr(config, "args_source", None)  # not before pytest 7.2
-    return source is not None and source.name != "ARGS" and config.invocation_params.dir == config.rootpath
+    return source is None or bool(source.name == "ARGS")
 
 
 class RecordedRun(pytest.File):
@@ -227,7 +239,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def rolltape_run(request: pytest.FixtureRequest) -> Run:
-    """A recorded run (`rolltape.replay.Run`); the test runs once for each one given by --rolltape or `rolltape_runs`."""
+    """A recorded run (`rolltape.replay.Run`); the test runs once for each one given by --rolltape or `rolltape_runs`.
+
+    With --rolltape, name the path of such tests, for without a path only the runs are replayed.
+    """
     from rolltape.replay.run import open_run
     from rolltape.schema.errors import RolltapeError
 

@@ -105,16 +105,32 @@ def test_several_runs_can_be_given_beside_tests_of_other_kinds(pytester: pytest.
     for name in ("a", "b"):
         record(pytester.path / name, steps=1)
     pytester.makepyfile("def test_one(): pass")
-    replay(pytester, "--rolltape", "a", "--rolltape", "b", "--rolltape", "a").assert_outcomes(passed=3)
-    replay(pytester, "--rolltape", "a", "-m", "rolltape").assert_outcomes(passed=1, deselected=1)
-    replay(pytester, "--rolltape", "a", "-k", "train-0").assert_outcomes(passed=1, deselected=1)
+    replay(pytester, "--rolltape", "a", "--rolltape", "b", "--rolltape", "a", ".").assert_outcomes(passed=3)
+    replay(pytester, "--rolltape", "a", ".", "-m", "rolltape").assert_outcomes(passed=1, deselected=1)
+    replay(pytester, "--rolltape", "a", ".", "-k", "train-0").assert_outcomes(passed=1, deselected=1)
+
+
+@pytest.mark.parametrize("testpaths", ["", "testpaths = tests"])
+def test_without_a_path_the_given_runs_are_replayed_and_no_test_of_another_kind_is_even_imported(
+    pytester: pytest.Pytester, tmp_path: Path, testpaths: str
+) -> None:
+    record(pytester.path / "kept", steps=1)
+    record(tmp_path / "elsewhere", steps=1)
+    (pytester.mkdir("tests") / "test_one.py").write_text("raise SystemExit('imported')")
+    pytester.makeini(f"[pytest]\nrolltape_runs = kept\n{testpaths}")
+    result = replay(pytester, "--rolltape", tmp_path / "elsewhere")
+    result.assert_outcomes(passed=1)
+    assert "testpaths" not in result.stdout.str()
+    replay(pytester, "--rolltape", "kept", "-k", "train-0").assert_outcomes(passed=1)
+    replay(pytester, "--rolltape", "kept", "-k", "train-7").assert_outcomes(deselected=1)
 
 
 def test_configured_runs_are_replayed_where_pytest_comes_upon_them(pytester: pytest.Pytester, run: Path) -> None:
     pytester.makepyfile("def test_one(): pass")
     pytester.makeini("[pytest]\nrolltape_runs = run")
     replay(pytester).assert_outcomes(passed=3)
-    replay(pytester, "--rolltape", run).assert_outcomes(passed=3)
+    replay(pytester, "--rolltape", run).assert_outcomes(passed=2)
+    replay(pytester, "--rolltape", run, ".").assert_outcomes(passed=3)
     replay(pytester, "test_configured_runs_are_replayed_where_pytest_comes_upon_them.py").assert_outcomes(passed=1)
 
 
@@ -301,7 +317,7 @@ def test_a_damaged_commit_fails_its_step_and_no_other(pytester: pytest.Pytester,
 def test_a_run_that_cannot_be_opened_fails_and_lets_other_tests_run(pytester: pytest.Pytester, run: Path) -> None:
     (run / "run.json").unlink()
     pytester.makepyfile("def test_one(): pass")
-    result = replay(pytester, "--rolltape", run)
+    result = replay(pytester, "--rolltape", run, ".")
     result.assert_outcomes(passed=1, failed=1)
     assert "run holds no run.json, so it is no recorded run" in failure(result)
 
@@ -416,7 +432,7 @@ def test_a_test_that_takes_the_fixture_runs_once_for_each_run(pytester: pytest.P
                     assert not trained & {6, 11}
         """
     )
-    result = replay(pytester, "--rolltape", run, "--rolltape", "other", "-v", "-k", "tool_output")
+    result = replay(pytester, "--rolltape", run, "--rolltape", "other", ".", "-v", "-k", "tool_output")
     result.assert_outcomes(passed=2, deselected=3)
     result.stdout.fnmatch_lines(["*test_no_tool_output_is_trained[[]run[]] PASSED*"])
 
@@ -431,6 +447,6 @@ def test_without_a_run_such_a_test_is_skipped_with_the_reason(pytester: pytest.P
 def test_the_fixture_fails_with_a_sentence_where_the_run_cannot_be_opened(pytester: pytest.Pytester, run: Path) -> None:
     (run / "run.json").write_text("{")
     pytester.makepyfile("def test_it(rolltape_run): pass")
-    result = replay(pytester, "--rolltape", run, "-k", "test_it")
+    result = replay(pytester, "--rolltape", run, ".", "-k", "test_it")
     result.assert_outcomes(errors=1, deselected=1)
     assert "run/run.json: no readable JSON" in failure(result)

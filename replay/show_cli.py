@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from rolltape.replay.chosen import chosen_splits
 from rolltape.replay.console import err, out, print_json
-from rolltape.replay.lookup import distinct, find
+from rolltape.replay.lookup import find
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.show import read_trace
-from rolltape.replay.show_tables import Look, render_step, render_trace
+from rolltape.replay.show_list import Wanted, choose
+from rolltape.replay.show_tables import Look, render_list, render_trace
 from rolltape.schema.errors import BadInput, MissingExtra
 
-_COLUMNS = (
-    *("trace_id", "group_index", "rollout_index", "try_number", "task_name", "task_key", "task_idx", "reward"),
-    *("num_turns", "num_sampled", "stop_condition", "is_truncated", "error_types", "disposition", "reason"),
-)
+LIST = "The list"
 
 
 def show_command(
@@ -38,6 +36,34 @@ def show_command(
     attempt: Annotated[
         int | None, typer.Option(help="This attempt instead of the newest of each step.", show_default=False)
     ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Its name, key or index; repeatable.", rich_help_panel=LIST)
+    ] = None,
+    outcome: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What became of it: error, failed_check, incomplete_group …, or dropped for all but emitted; repeatable.",
+            rich_help_panel=LIST,
+        ),
+    ] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="Only with an error.", rich_help_panel=LIST)] = False,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SQL",
+            help="A condition on columns of the view traces (rolltape sql --schema traces).",
+            rich_help_panel=LIST,
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="reward, turns, sampled or tokens, smallest first; -reward …: largest first.",
+            rich_help_panel=LIST,
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.", rich_help_panel=LIST)] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Also token ids.")] = False,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="Also token ids with their log-probs.")] = False,
     tokenizer: Annotated[
@@ -52,60 +78,64 @@ def show_command(
     unless some are named; those of superseded attempts come last. Only the row
     group that holds it is read.
 
+    Traces are listed of the last step, or of every step where --task, --outcome,
+    --errors or --where say which; --step names others.
+
     With tokens, sampled ones are coloured by the probability they were sampled
     with; those below 10 % stand in ‹ ›, with their probability.
 
         rolltape show demo-run
         rolltape show demo-run da3f --logprobs --tokenizer qwen/tokenizer.json
+        rolltape show demo-run --outcome dropped
+        rolltape show demo-run --task walk-2 --where 'reward < 1' --sort reward --limit 5
 
     Exit code: 0 shown, 2 no such trace, not readable or bad usage.
     """
+    wanted = Wanted(task or (), outcome or (), errors, where, sort, limit)
     opened = open_run(run)
     if trace is None:
         if tokens or logprobs or tokenizer:
             raise BadInput("--tokens, --logprobs and --tokenizer are about one trace: name it behind the run.")
-        _list(opened, run, step, chosen_splits(opened, split or [], evaluations), attempt, as_json)
+        splits = chosen_splits(opened, split or [], evaluations)
+        (_json if as_json else _list)(opened, run, step, splits, wanted, attempt)
         return
+    if wanted != Wanted((), ()):
+        raise BadInput(
+            "--task, --outcome, --errors, --where, --sort and --limit are about the list: leave the trace out."
+        )
     splits = chosen_splits(opened, split or [], evaluations) if split else []
     place = find(opened, trace, splits=splits, steps=step or None, attempt=attempt)
     text_of = None if tokenizer is None else _decoder(tokenizer)
-    wanted = tokens or logprobs or text_of is not None
-    found = read_trace(opened, place, tokens=wanted)
+    with_tokens = tokens or logprobs or text_of is not None
+    found = read_trace(opened, place, tokens=with_tokens)
     if as_json:
         print_json({"path": run, **found.to_dict()})
     else:
-        out.print(render_trace(found, run, Look(full, wanted, logprobs, text_of)))
-        if wanted and text_of is None:
+        out.print(render_trace(found, run, Look(full, with_tokens, logprobs, text_of)))
+        if with_tokens and text_of is None:
             known = found.row["tokenizer"]
             folder = known if known and (Path(known) / "tokenizer.json").is_file() else "FOLDER"
             err.print(f"--tokenizer {folder} shows tokens as text", style="dim", markup=False, highlight=False)
 
 
 def _list(
-    run: Run, path: str, steps: Sequence[int] | None, splits: Sequence[str], attempt: int | None, as_json: bool
+    run: Run, path: str, steps: Sequence[int] | None, splits: Sequence[str], wanted: Wanted, attempt: int | None
 ) -> None:
-    """List the traces of steps, of each split the last one unless steps are named."""
-    listed: list[tuple[str, int, list[dict[str, Any]]]] = []
-    for split in splits:
-        recorded = sorted({c.part.step for c in run.commits(split, attempt=attempt)})
-        for step in sorted(set(steps)) if steps else recorded[-1:]:
-            table = run.table(split, step, columns=_COLUMNS, attempt=attempt)
-            listed.append((split, step, sorted(table.to_pylist(), key=_order)))
-    if as_json:
-        traces = [{"split": split, "step": step, **row} for split, step, rows in listed for row in rows]
-        print_json({"path": path, "run": run.run_id, "traces": traces})
-        return
-    if not listed:
+    """Print the traces of steps, of each split the last one unless steps are named or only some traces are wanted."""
+    found = list(choose(run, splits, steps, wanted, attempt))
+    if not found:
         out.print(f"{path}: nothing is committed yet.", markup=False, highlight=False)
-    for i, (split, step, rows) in enumerate(listed):
-        short = distinct([row["trace_id"] for row in rows])
-        title = f"{path}  {split} step {step}: {len(rows)} traces"
-        out.print(*(["\n"] if i else []), render_step(title, rows, short, out.width), sep="")
+    for i, one in enumerate(found):
+        out.print(*(["\n"] if i else []), render_list(path, one, wanted, out.width), sep="")
 
 
-def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    keys = (row["group_index"], row["rollout_index"], row["try_number"])
-    return tuple(-1 if k is None else k for k in keys)
+def _json(
+    run: Run, path: str, steps: Sequence[int] | None, splits: Sequence[str], wanted: Wanted, attempt: int | None
+) -> None:
+    found = list(choose(run, splits, steps, wanted, attempt))
+    traces = [{"split": one.split, **row} for one in found for row in one.rows]
+    counts = {"found": sum(one.found for one in found), "of": sum(one.total for one in found)}
+    print_json({"path": path, "run": run.run_id, **counts, "traces": traces})
 
 
 def _decoder(path: Path) -> Callable[[int], str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -15,8 +16,10 @@ from rich.text import Text
 from rich.tree import Tree
 
 from rolltape.replay.console import printable, table
+from rolltape.replay.lookup import distinct
 from rolltape.replay.show import Message, Token, Trace, parsed
-from rolltape.replay.words import MISSING, alike, count, decimal, duration, moment, shortened
+from rolltape.replay.show_list import Chosen, Wanted
+from rolltape.replay.words import MISSING, alike, count, counted, decimal, duration, moment, of_steps, shortened
 from rolltape.schema.fields import DISPOSITIONS
 from rolltape.schema.records import Group as GroupRecord
 
@@ -357,36 +360,85 @@ def _likelihood(tokens: Sequence[Token], look: Look) -> Text:
     return Text("; ".join(told), style="dim")
 
 
-# -- the traces of a step
+# -- traces in a list
 
 
-def render_step(title: str, rows: Sequence[Mapping[str, Any]], short: int, width: int) -> RenderableType:
-    """The traces of a step, a line each, in order of group, rollout and try."""
-    names = ["trace", "group", "task", "reward", "turns", "sampled", "ended", "became"]
-    lines = [_trace_line(row, short) for row in rows]
-    shown = table("", names, lines, ("group", "reward", "turns", "sampled"), cut=("task", "ended"), dense=True)
-    reasons = Counter(
-        f"{(row['disposition'] or '').replace('_', ' ')}: {row['reason']}" for row in rows if row["reason"]
-    )
-    told = [Text(printable(kind.line(width))) for kind in alike(reasons)]
+def render_list(path: str, chosen: Chosen, wanted: Wanted, width: int) -> RenderableType:
+    """Traces, a line each, and why those of them that were dropped were. What has no room is left out, and said."""
+    rows, several = chosen.rows, len(chosen.steps) > 1
+    short = distinct([row["trace_id"] for row in rows])
+    columns = {name: [cell(row, short) for row in rows] for name, cell in _CELLS.items() if several or name != "step"}
+    left_out = _fitting(columns, width)
+    lines = list(zip(*columns.values(), strict=True))
+    parts: list[RenderableType] = [Text(printable(_title(path, chosen, wanted)), overflow="fold"), Text()]
+    if rows:
+        parts.append(table("", list(columns), lines, _RIGHT, cut=("task", "ended"), dense=True))
+    told = [f"no room for {', '.join(left_out)}: in a wider terminal, or with --json"] if left_out else []
+    reasons = Counter(f"{_fate(row)}: {row['reason']}" for row in rows if row["reason"])
+    told += [kind.line(width) for kind in alike(reasons)]
     if rows and all(row["disposition"] is None for row in rows):
-        told.append(Text("what became of them is not known: they were imported, or the step did not end", style="dim"))
-    return Group(Text(printable(title)), Text(), shown, *([Text(), *told] if told else []))
+        told.append("what became of them is not known: they were imported, or the step did not end")
+    if chosen.without:
+        what = f"no outcome is known of {chosen.without:,} of these {counted(chosen.total, 'trace')}"
+        told.append(f"{what}: they were imported, or their step did not end; --errors finds those with an error")
+    if told:
+        parts += [Text(), *(Text(printable(line), style="dim", overflow="fold") for line in told)]
+    return Group(*parts)
 
 
-def _trace_line(row: Mapping[str, Any], short: int) -> list[Any]:
-    said = (row["disposition"] or MISSING).replace("_", " ")
+def _title(path: str, chosen: Chosen, wanted: Wanted) -> str:
+    where = f"{path}  {chosen.split} {of_steps(chosen.steps)}: "
+    conditions = f" ({', '.join(wanted.said())})" if wanted.chooses else ""
+    many = f"{chosen.found:,} of {counted(chosen.total, 'trace')}" if wanted.chooses else counted(chosen.total, "trace")
+    shown = f"; the first {len(chosen.rows):,}" if len(chosen.rows) < chosen.found else ""
+    return f"{where}{many}{conditions}{shown}"
+
+
+def _fitting(columns: dict[str, list[Any]], width: int) -> list[str]:
+    """Take columns away, the least wanted first, until the others fit; their names."""
+    gone = []
+    for name in _SPARE:
+        needed = sum(
+            min(max(cell_len(str(c)) for c in (head, *cells)), _LONG.get(head, width))
+            for head, cells in columns.items()
+        )
+        if needed + 2 * (len(columns) - 1) <= width:
+            break
+        if columns.pop(name, None) is not None:
+            gone.append(name)
+    return gone
+
+
+def _fate(row: Mapping[str, Any]) -> str:
+    return (row["disposition"] or MISSING).replace("_", " ")
+
+
+def _fate_cell(row: Mapping[str, Any], short: int) -> Text:  # noqa: ARG001
+    said = _fate(row)
+    return Text(printable(said), style="" if said in ("emitted", "eval") else "yellow")
+
+
+def _task_cell(row: Mapping[str, Any], short: int) -> str:  # noqa: ARG001
     task = row["task_name"] or row["task_key"] or row["task_idx"]
-    return [
-        row["trace_id"][:short],
-        row["group_index"],
-        MISSING if task is None else str(task),
-        decimal(row["reward"]),
-        row["num_turns"],
-        count(row["num_sampled"]),
-        _ended(row),
-        Text(printable(said), style="" if said in ("emitted", "eval") else "yellow"),
-    ]
+    return MISSING if task is None else str(task)
+
+
+_CELLS: dict[str, Callable[[Mapping[str, Any], int], Any]] = {
+    "trace": lambda row, short: row["trace_id"][:short],
+    "step": lambda row, _: row["step"],
+    "group": lambda row, _: MISSING if row["group_index"] is None else row["group_index"],
+    "task": _task_cell,
+    "reward": lambda row, _: decimal(row["reward"]),
+    "turns": lambda row, _: row["num_turns"],
+    "sampled": lambda row, _: count(row["num_sampled"]),
+    "ended": lambda row, _: _ended(row),
+    "became": _fate_cell,
+}
+_RIGHT = ("step", "group", "reward", "turns", "sampled")
+_SPARE = ("turns", "group", "sampled")
+"""Columns that are left out first where there is no room."""
+_LONG = {"task": 12, "ended": 14}
+"""Columns whose ends may be cut, and characters that must be left."""
 
 
 def _ended(row: Mapping[str, Any]) -> str:

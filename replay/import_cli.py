@@ -28,7 +28,12 @@ def import_command(
         str, typer.Option(help="Folder or URL of the run, a new one or an imported one.", show_default=False)
     ],
     group_by: Annotated[GroupBy, typer.Option(help="Which traces are one group.")] = "auto",
-    jobs: Annotated[int, typer.Option(help="Processes to read and write with.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes to read with; one a core, at most 8, for files of 256 MB and more.", show_default=False
+        ),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first line that holds no trace.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:

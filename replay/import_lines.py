@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from rolltape.replay.import_groups import GroupBy, group_key, is_trained
-from rolltape.replay.import_sources import Block, Source
+from rolltape.replay.import_sources import Block, Loader, Source
 from rolltape.schema.encoding import Row, row_of
 from rolltape.schema.episodes import KEY, envelope, is_episode
 from rolltape.schema.errors import BadInput, RolltapeError
@@ -24,7 +24,7 @@ from rolltape.schema.fields import TRACE
 from rolltape.schema.jsontext import clean_text, fits_extra
 from rolltape.schema.records import Context, as_mapping
 from rolltape.schema.releases import version_of
-from rolltape.schema.table import rows_to_table
+from rolltape.schema.table import rows_to_table, uncollected
 
 try:
     import msgspec
@@ -35,6 +35,8 @@ else:
 
 FLUSH_BYTES = 32 << 20
 """Text of which the rows are written to one file."""
+FLUSH_ROWS = 4096
+"""Rows after which the file is written anyway: those of small traces take eight times their text."""
 IS_FAST = _fast is not None
 """Whether JSON is read by msgspec."""
 _PLAIN = pa.schema([f.remove_metadata() for f in TRACE.arrow])
@@ -92,8 +94,6 @@ class Taken:
     """(line in the block, trace id where there is one, why) of what holds no trace that can be taken."""
     file: Path | None = None
     """The rows of this block and of those before it that had no file; None where they are still to come."""
-    bytes: int = 0
-    """What these rows take in memory."""
 
 
 class Skip(Exception):
@@ -107,7 +107,7 @@ class Skip(Exception):
 class Taker:
     """Takes blocks. `known`: ids of traces that the run has.
 
-    A file is written when the blocks of `flush_bytes` were taken, as a table costs 3 ms however few rows it has.
+    A file is written when blocks of `flush_bytes` were taken, or FLUSH_ROWS, as a table costs 3 ms however few rows it has.
     """
 
     def __init__(
@@ -121,6 +121,7 @@ class Taker:
         flush_bytes: int = FLUSH_BYTES,
     ) -> None:
         self.folder, self.by, self.known, self.flush_bytes = folder, by, known, flush_bytes
+        self.loader = Loader(sources)
         self.rows: list[Row] = []
         self.waiting = 0
         self.empty = Context(run=run, writer="import")
@@ -128,10 +129,11 @@ class Taker:
         self.identities = [s.identity for s in sources]
         self.rollouts = [s.rollouts for s in sources]
 
+    @uncollected()
     def take(self, block: Block) -> Taken:
-        """Encode the lines of a block."""
+        """Encode the lines of a block. Raises BadInput where they cannot be read any more."""
         taken = Taken(block.source, block.read)
-        for text in _lines(block):
+        for text in _lines(*self.loader.text(block)):
             taken.lines += 1
             if not text or (text[0] in b" \t\r\v\f" and bytes(text).isspace()):
                 taken.blank += 1
@@ -144,8 +146,8 @@ class Taker:
                         taken.found.append(item)
             except Skip as skip:
                 taken.skipped.append((taken.lines, skip.trace, str(skip)))
-        self.waiting += block.end
-        if self.waiting >= self.flush_bytes:
+        self.waiting += block.end - block.start
+        if self.waiting >= self.flush_bytes or len(self.rows) >= FLUSH_ROWS:
             self._flush(taken)
         return taken
 
@@ -159,7 +161,7 @@ class Taker:
         """Write the rows to a file."""
         if self.rows:
             table = rows_to_table(self.rows)
-            taken.file, taken.bytes = self.folder / f"{uuid.uuid4().hex}.arrow", table.nbytes
+            taken.file = self.folder / f"{uuid.uuid4().hex}.arrow"
             write_rows(taken.file, table)
         self.rows, self.waiting = [], 0
 
@@ -218,14 +220,14 @@ class _Line:
     value: dict[str, Any]
 
 
-def _lines(block: Block) -> Iterator[memoryview]:
+def _lines(data: bytes | bytearray, start: int, stop: int) -> Iterator[memoryview]:
     """The lines of a block without a copy. What follows the last newline is a line where there is something."""
-    view, start = memoryview(block.data), 0
-    while (end := block.data.find(b"\n", start, block.end)) >= 0:
+    view = memoryview(data)
+    while (end := data.find(b"\n", start, stop)) >= 0:
         yield view[start:end]
         start = end + 1
-    if start < block.end:
-        yield view[start : block.end]
+    if start < stop:
+        yield view[start:stop]
 
 
 def _parsed(text: memoryview) -> dict[str, Any]:

@@ -110,6 +110,8 @@ class Target:
         self.paths = RunPaths.of(root, self.run_id)
         self.plans: list[Plan] = []
         """Steps that are being written, and are no part of the run yet."""
+        self.staged: dict[Part, Path] = {}
+        """Their commits, in files: the groups of all steps may be more than memory should hold."""
         self.put: set[AnyPath] = set()
         """Commits of theirs."""
         self.steps: dict[int, int] = {}
@@ -202,19 +204,25 @@ class Target:
                     with suppress(OSError):
                         path.unlink(missing_ok=True)
 
-    def commit(self, commits: Sequence[Commit], sources: Sequence[Source], by: GroupBy, model: str | None) -> None:
+    def stage(self, commit: Commit, folder: Path) -> None:
+        """Keep the commit of a step that was written for later."""
+        self.staged[commit.part] = folder / f"commit-{commit.part.step}.json"
+        self.staged[commit.part].write_bytes(commit.to_bytes())
+
+    def commit(self, sources: Sequence[Source], by: GroupBy, model: str | None) -> None:
         """Make what was written part of the run. Raises RunConflict where another import has done so meanwhile.
 
         `model` is the one that sampled all traces, where it is one.
         """
         now = time.time()
-        for commit in reversed(commits):
-            if not put_once(self.paths.commit(commit.part), commit.to_bytes()):
-                raise RunConflict(f"{self.root}: another import wrote step {commit.part.step}; import once more.")
-            self.put.add(self.paths.commit(commit.part))
+        for plan in reversed(self.plans):
+            path = self.paths.commit(plan.part)
+            if not put_once(path, self.staged[plan.part].read_bytes()):
+                raise RunConflict(f"{self.root}: another import wrote step {plan.part.step}; import once more.")
+            self.put.add(path)
         attempt = {
             "attempt": self._attempt,
-            "start_step": commits[0].part.step,
+            "start_step": self.plans[0].part.step,
             "started_at": now,
             "settings": {"imported": [source.to_dict() for source in sources], "group_by": by},
             "versions": {},

@@ -1,21 +1,21 @@
 """Files of Verifiers to import: found, opened, and cut into blocks of whole lines.
 
 A file is what its first bytes say: gzip, zstd, or text. Lines end with a newline byte and with nothing else: a prompt may
-hold U+2028. Nothing is read twice and nothing is sought, so pipes will do; what is in memory is a block, or a line where
-one is longer.
+hold U+2028. Of a file of text only the places where lines end are looked up, and whoever takes a block reads it. What is
+compressed or comes through a pipe is read once, in order. What is in memory is a block, or a line where one is longer.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
 import sys
 import tomllib
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
@@ -93,16 +93,25 @@ class Source:
 
 @dataclass(frozen=True)
 class Block:
-    """Whole lines of a source, the last one perhaps without its newline."""
+    """Whole lines of a source, the last one perhaps without its newline: bytes `start` to `end` of `data`, or of the file."""
 
     source: int
-    number: int
-    """Of the block in the source."""
-    data: bytes | bytearray
-    """The lines, and after `end` what is none of them."""
+    data: bytes | bytearray | None
+    """None where the lines are still to be read (see `Loader`)."""
+    start: int
     end: int
     read: int
-    """Bytes of the file read so far."""
+    """Bytes of the file up to the end of the block."""
+    inode: int = 0
+    """Of the file that is to be read."""
+
+    def kept(self) -> Block:
+        """The block for later, when its buffer holds the next one."""
+        if self.data is None:
+            return self
+        return replace(
+            self, data=bytes(memoryview(self.data)[self.start : self.end]), start=0, end=self.end - self.start
+        )
 
 
 class Cut(Exception):
@@ -159,36 +168,84 @@ def _source(path: Path, folder: Path) -> Source:
     return Source(str(path), path, unread=unread)
 
 
-def blocks(number: int, source: Source, *, copied: bool = False) -> Iterator[Block]:
+def blocks(number: int, source: Source) -> Iterator[Block]:
     """The lines of `source`, which is the `number`-th, in blocks of about BLOCK_BYTES.
 
-    Blocks lie in one buffer, each until the next is asked for, unless they are `copied`: fresh memory for each costs more than
-    reading. Raises BadInput where the source cannot be read, and Cut, after everything before, where it was compressed and is
-    damaged.
+    What is not a plain file of text lies in one buffer, each block until the next is asked for. Raises BadInput where the
+    source cannot be read, and Cut, after everything before, where it was compressed and is damaged.
     """
-    buffer, have, count = bytearray(BLOCK_BYTES), 0, itertools.count()
-    cut: Cut | None = None
     with _opened(source) as file:
-        while cut is None:
-            try:
-                n = file.readinto(memoryview(buffer)[have:])
-            except Cut as error:
-                cut, n = error, 0
-            have += n
-            if n and have < len(buffer):
-                continue
-            end = buffer.rfind(b"\n", 0, have) + 1 if n else have
-            if end:
-                data = bytes(memoryview(buffer)[:end]) if copied else buffer
-                yield Block(number, next(count), data, end, file.read)
-            elif n:
-                buffer.extend(bytes(len(buffer)))  # a line longer than the buffer
-            buffer[: have - end] = buffer[end:have]
-            have -= end
-            if not n:
-                break
+        if source.bytes is None or isinstance(file, _Packed):
+            yield from _texts(number, file)
+        else:
+            yield from _places(number, file.file)
+
+
+def _places(number: int, file: BufferedReader) -> Iterator[Block]:
+    """Where the blocks of a file of text lie, as long as it is now."""
+    now = os.fstat(file.fileno())
+    end = 0
+    while end < now.st_size:
+        start = end
+        file.seek(start + BLOCK_BYTES - 1)
+        file.readline()
+        end = min(file.tell(), now.st_size)
+        yield Block(number, None, start, end, end, now.st_ino)
+
+
+def _texts(number: int, file: _File) -> Iterator[Block]:
+    """The blocks of what can be read once only, in one buffer: fresh memory for each costs more than reading."""
+    buffer, have = bytearray(BLOCK_BYTES), 0
+    cut: Cut | None = None
+    while cut is None:
+        try:
+            n = file.readinto(memoryview(buffer)[have:])
+        except Cut as error:
+            cut, n = error, 0
+        have += n
+        if n and have < len(buffer):
+            continue
+        end = buffer.rfind(b"\n", 0, have) + 1 if n else have
+        if end:
+            yield Block(number, buffer, 0, end, file.read)
+        elif n:
+            buffer.extend(bytes(len(buffer)))  # a line longer than the buffer
+        buffer[: have - end] = buffer[end:have]
+        have -= end
+        if not n:
+            break
     if cut is not None:
         raise cut
+
+
+class Loader:
+    """Reads the lines of blocks into one buffer, each until the next is read."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = sources
+        self.buffer = bytearray()
+
+    def text(self, block: Block) -> tuple[bytes | bytearray, int, int]:
+        """Bytes, and where in them the lines of a block begin and end.
+
+        Raises BadInput where the file cannot be read, or is not the one that the block was looked up in.
+        """
+        source = self.sources[block.source]
+        if block.data is not None or source.path is None:
+            return block.data or b"", block.start, block.end
+        size, have = block.end - block.start, 0
+        if len(self.buffer) < size:
+            self.buffer = bytearray(size)
+        with _named(source), source.path.open("rb", buffering=0) as file:
+            same = os.fstat(file.fileno()).st_ino == block.inode
+            file.seek(block.start)
+            while same and have < size and (n := file.readinto(memoryview(self.buffer)[have:size])):
+                have += n
+        if have < size:
+            raise BadInput(
+                f"{source.name}: was replaced or cut while it was read, so nothing was imported; import once more."
+            )
+        return self.buffer, 0, size
 
 
 class _File:
@@ -248,7 +305,7 @@ class _Packed(_File):
 @contextmanager
 def _opened(source: Source) -> Iterator[_File]:
     """`source` as a file of text, whether it is compressed or not."""
-    try:
+    with _named(source):
         given = nullcontext(sys.stdin.buffer) if source.path is None else source.path.open("rb")
         with cast(AbstractContextManager[BufferedReader], given) as file:
             begin = file.peek(len(zstandard.FRAME_HEADER))
@@ -258,6 +315,12 @@ def _opened(source: Source) -> Iterator[_File]:
                 yield _Packed(file, _zstd, zstandard.ZstdError)
             else:
                 yield _File(file)
+
+
+@contextmanager
+def _named(source: Source) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise BadInput(
             f"{source.name}: cannot be read ({error.strerror}); expected Verifiers' traces.jsonl."

@@ -1,13 +1,15 @@
 """From rows that lie anywhere to the steps of a run, each a Parquet file of whole groups.
 
 A step is as many groups, in the order in which they first came, as fit into STEP_BYTES: conversion and checks hold one step
-in memory. Trainers' steps are larger or smaller; an import does not know them.
+in memory, and steps are written beside each other. Trainers' steps are larger or smaller; an import does not know them.
+Sizes are those of the text, whose rows take no more: less than half where most of it is tokens.
 """
 
 from __future__ import annotations
 
 import time
 from array import array
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +27,11 @@ from rolltape.schema.paths import Part, RunPaths
 from rolltape.schema.records import Group, Step
 
 STEP_BYTES = 128 << 20
-"""Rows of a step in memory: about 9 million tokens. A group that is larger is a step of its own."""
-PIECE_BYTES = 16 << 20
-"""Rows that are put together at a time, and a row group of the file."""
+"""Text of a step: about 3.5 million tokens. A group that is larger is a step of its own."""
+TRACE_BYTES = 8 << 10
+"""What a trace counts for at least: as Python's objects, in records and Samples, small ones take a multiple of their text."""
+PIECE_BYTES = 32 << 20
+"""Text of the rows that are put together at a time, and are a row group of the file."""
 
 
 @dataclass(slots=True)
@@ -42,6 +46,7 @@ class Members:
     rollouts: int = 0
     """Size it should have, where that is known."""
     bytes: int = 0
+    """Of its text; of its rows where the run had them before."""
     tokens: int = 0
     places: array[int] = field(default_factory=lambda: array("q"))
     """File and row of each trace, as `file << 32 | row`, in the order in which they came."""
@@ -78,11 +83,12 @@ def into_steps(groups: Sequence[Members]) -> Iterator[list[Members]]:
     step: list[Members] = []
     size = 0
     for group in groups:
-        if step and size + group.bytes > STEP_BYTES:
+        counted = max(group.bytes, len(group.places) * TRACE_BYTES)
+        if step and size + counted > STEP_BYTES:
             yield step
             step, size = [], 0
         step.append(group)
-        size += group.bytes
+        size += counted
     if step:
         yield step
 
@@ -121,12 +127,17 @@ def _tables(plan: Plan, records: list[Group]) -> Iterator[pa.Table]:
     rollout = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
     taken = np.cumsum(np.repeat([group.bytes / size for group, size in zip(plan.groups, sizes, strict=True)], sizes))
     begins = np.flatnonzero(np.diff(taken // PIECE_BYTES)) + 1
-    rows: list[dict[str, Any]] = []
+    rows: deque[dict[str, Any]] = deque()
+    groups = deque(plan.groups)
     for piece in np.split(np.arange(len(places)), begins):
         table = _placed(_gather(places[piece], plan.files), plan, index[piece], rollout[piece])
-        rows += table.select(list(_SUMMED)).to_pylist(maps_as_pydicts="strict")
+        rows.extend(table.select(list(_SUMMED)).to_pylist(maps_as_pydicts="strict"))
+        while groups and len(groups[0].places) <= len(rows):
+            group = groups.popleft()
+            members = [rows.popleft() for _ in group.places]
+            if group.trained:
+                records.append(_record(group, members, plan.part))
         yield table
-    records += _records(rows, plan.groups, plan.part)
 
 
 _SUMMED = ("trace_id", "task_idx", "task_key", "rewards")
@@ -164,15 +175,6 @@ def _placed(table: pa.Table, plan: Plan, index: npt.NDArray[np.int64], rollout: 
         i = table.schema.get_field_index(name)
         table = table.set_column(i, TRACE.by_name[name].arrow.remove_metadata(), pa.array(values))
     return table
-
-
-def _records(rows: Sequence[dict[str, Any]], groups: Sequence[Members], part: Part) -> Iterator[Group]:
-    start = 0
-    for group in groups:
-        members = rows[start : start + len(group.places)]
-        start += len(group.places)
-        if group.trained:
-            yield _record(group, members, part)
 
 
 def _record(group: Members, rows: Sequence[dict[str, Any]], part: Part) -> Group:

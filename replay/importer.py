@@ -3,8 +3,9 @@
     files ─► blocks of lines ─► rows, in files of their own ─► groups ─► steps: a Parquet file and a commit each
              import_sources     import_lines                  here       import_run, import_steps
 
-Memory holds a block for each process, 16 MiB of the rows of each step that is being written, and about 300 bytes for each
-trace. What a run has already is not taken again; traces that belong to one of its groups are added to that group.
+Memory holds a block and its rows for each process, a piece of each step that is being written, and about 100 bytes for each
+trace and 400 for each group. What a run has already is not taken again; traces that belong to one of its groups are added to
+that group.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rolltape.replay.import_groups import GROUP_BY, GroupBy
-from rolltape.replay.import_jobs import workers
+from rolltape.replay.import_jobs import jobs_for, workers
 from rolltape.replay.import_lines import Found, Taken, Taker
 from rolltape.replay.import_run import Target, target_at
 from rolltape.replay.import_sources import Block, Cut, Source, blocks, find_sources
 from rolltape.replay.import_steps import Members
-from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput
 
 Told = Callable[[Literal["reading", "writing"], int, int | None], None]
@@ -107,51 +107,48 @@ def import_files(
     *,
     group_by: GroupBy = "auto",
     strict: bool = False,
-    jobs: int = 1,
+    jobs: int | None = 1,
     told: Told = lambda *_: None,
 ) -> Imported:
     """Import files of Verifiers (see `find_sources`) into a new run at `run`, or into one that was imported before.
 
-    `group_by`: which traces are one group (see `import_groups`). `jobs`: processes; more than 1 only from a program that may be
-    imported again, as `multiprocessing` asks for. A line that holds no trace is skipped and named; with `strict` it raises
-    BadInput, and nothing is imported. Raises BadInput where a file cannot be read or no trace is found, and RunConflict
-    where `run` holds something else, or another import is at work.
+    `group_by`: which traces are one group (see `import_groups`). `jobs`: processes, None for one a core where the files are
+    large; more than 1 only from a program that may be imported again, as `multiprocessing` asks for. A line that holds no trace
+    is skipped and named; with `strict` it raises BadInput, and nothing is imported. Raises BadInput where a file cannot be read
+    or no trace is found, RunConflict where `run` holds something else, or another import is at work, and BrokenImport where one
+    of the processes was killed.
     """
     if group_by not in GROUP_BY:
         raise BadInput(f"group_by {group_by!r}: expected one of {', '.join(GROUP_BY)}.")
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise BadInput(f"jobs {jobs}: expected 1 or more.")
     sources = find_sources([files] if isinstance(files, (str, Path)) else files)
+    jobs = jobs_for(sources) if jobs is None else jobs
     with target_at(run) as (target, folder), workers(jobs) as work:
         result = Imported(target.run_id, unread=[source.unread for source in sources if source.unread])
-        reader = _Reader(sources, target, result, strict=strict, copied=jobs > 1)
+        reader = _Reader(sources, target, result, strict=strict)
         taker = Taker(folder, sources, group_by, target.known, target.run_id)
         for taken in work.take(taker, reader.blocks(told)):
             reader.add(taken)
         reader.finish()
         if result.traces:
             plans = target.plan(reader.members, reader.files, folder)
-            commits: list[Commit] = []
             for commit in work.write(plans):
-                commits.append(commit)
-                told("writing", len(commits), len(plans))
-            result.steps = len(commits)
-            target.commit(commits, sources, group_by, reader.model)
+                target.stage(commit, folder)
+                result.steps += 1
+                told("writing", result.steps, len(plans))
+            target.commit(sources, group_by, reader.model)
     return result
 
 
 class _Reader:
     """Puts together what the blocks hold: every trace once, in its group."""
 
-    def __init__(
-        self, sources: Sequence[Source], target: Target, result: Imported, *, strict: bool, copied: bool
-    ) -> None:
-        self.sources, self.target, self.result, self.strict, self.copied = sources, target, result, strict, copied
+    def __init__(self, sources: Sequence[Source], target: Target, result: Imported, *, strict: bool) -> None:
+        self.sources, self.target, self.result, self.strict = sources, target, result, strict
         self.seen: set[str] = set()
         self.members: dict[bytes, Members] = {}
         self.files: dict[int, Path] = {}
-        self.bytes = self.text = 0
-        """What the rows in `files` take in memory, and what their text took."""
         self.cuts: deque[tuple[int, str]] = deque()
         self.lines = [0] * len(sources)
         self.releases: Counter[str] = Counter()
@@ -169,7 +166,7 @@ class _Reader:
         before = 0
         for number, source in enumerate(self.sources):
             try:
-                for block in blocks(number, source, copied=self.copied):
+                for block in blocks(number, source):
                     yield block
                     told("reading", before + block.read >> 20, total)
             except Cut as cut:
@@ -200,7 +197,6 @@ class _Reader:
         self.lines[source] += taken.lines
         if taken.file is not None:
             self.files[len(self.files)] = taken.file
-            self.bytes += taken.bytes
 
     def _place(self, found: Found) -> bool:
         """Put a trace into its group; False where the run has it already."""
@@ -214,7 +210,6 @@ class _Reader:
             group = Members(self.target.index_of(found.group), found.group, trained=found.trained)
             self.members[found.group] = group
         group.add(len(self.files), found.row, found.bytes, found.tokens, found.rollouts)
-        self.text += found.bytes
         result.traces += 1
         result.tokens += found.tokens
         result.rounded += found.rounded
@@ -243,8 +238,6 @@ class _Reader:
             first = next((left for left in result.left), None)
             why = f"; line {first.line}: {first.why}" if first else f"; {result.cut[0]}" if result.cut else ""
             raise BadInput(f"{names}: {result.lines} lines and no Verifiers trace among them{why}.")
-        for group in self.members.values():
-            group.bytes = group.bytes * self.bytes // self.text
         result.groups = len(self.members)
         result.joined = sum(self.target.has(group.index) for group in self.members.values())
         result.releases = dict(sorted(self.releases.items()))

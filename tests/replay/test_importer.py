@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,15 @@ import pytest
 import zstandard
 from replay_build import TRACES, Record, recorded, samples, turn
 
-from rolltape.replay import ConvertOptions, convert, import_sources, import_steps, importer, open_run
+from rolltape.replay import (
+    ConvertOptions,
+    convert,
+    import_lines,
+    import_sources,
+    import_steps,
+    importer,
+    open_run,
+)
 from rolltape.replay.importer import Imported, Left, import_files
 from rolltape.replay.verify import verify
 from rolltape.schema import decode
@@ -338,7 +345,7 @@ def test_a_configuration_that_cannot_be_read_is_named_and_costs_nothing_but_itse
     assert "config.toml: no configuration that can be read" in done.unread[0]
 
 
-# -- memory and processes
+# -- memory
 
 
 def test_a_large_import_becomes_steps_of_whole_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,6 +354,7 @@ def test_a_large_import_becomes_steps_of_whole_groups(tmp_path: Path, monkeypatc
     whole, _ = imported(tmp_path, lines(*records))
     size = open_run(tmp_path / "run").table().nbytes
     monkeypatch.setattr(import_steps, "STEP_BYTES", size // 4)
+    monkeypatch.setattr(import_steps, "TRACE_BYTES", 1)
     monkeypatch.setattr(import_steps, "PIECE_BYTES", size // 9)
     done = import_files(tmp_path / "traces.jsonl", tmp_path / "cut")
     run, other = open_run(tmp_path / "cut"), open_run(tmp_path / "run")
@@ -373,32 +381,16 @@ def test_a_group_larger_than_a_piece_is_written_in_several(tmp_path: Path, monke
     assert verify(run).findings == []
 
 
-def test_several_processes_give_the_same_run(tmp_path: Path) -> None:
-    records = [turn(id=f"{i}-{g}", idx=g, info={"text": "long " * 200}) for i in range(40) for g in range(5)]
-    (tmp_path / "traces.jsonl").write_bytes(lines(*records[:50], b"{", *records[50:], records[0]))
-    alone = import_files(tmp_path / "traces.jsonl", tmp_path / "alone")
-    script = (
-        "import json, sys\n"
-        "from rolltape.replay import import_sources\n"
-        "from rolltape.replay.importer import import_files\n"
-        "if __name__ == '__main__':\n"
-        "    import_sources.BLOCK_BYTES = 40_000\n"
-        "    done = import_files(sys.argv[1], sys.argv[2], jobs=2)\n"
-        "    print(json.dumps(done.to_dict()))\n"
-    )
-    (tmp_path / "script.py").write_text(script)
-    ran = subprocess.run(
-        [sys.executable, tmp_path / "script.py", tmp_path / "traces.jsonl", tmp_path / "both"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    both = json.loads(ran.stdout)
-    assert {k: v for k, v in both.items() if k != "run"} == {k: v for k, v in alone.to_dict().items() if k != "run"}
-    a, b = (open_run(tmp_path / name) for name in ("alone", "both"))
-    assert json.dumps(decode(a.table())) == json.dumps(decode(b.table()))
-    assert [g.trace_ids for g in a.groups()] == [g.trace_ids for g in b.groups()]
+def test_small_traces_do_not_make_a_step_of_more_than_memory_should_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_steps, "STEP_BYTES", 4 * import_steps.TRACE_BYTES)
+    monkeypatch.setattr(import_lines, "FLUSH_ROWS", 3)
+    records = [turn(id=f"{g}-{i}", idx=g) for g in range(5) for i in range(2)]
+    done, back = imported(tmp_path, lines(*records))
+    assert back == records
+    assert [c.file.rows for c in open_run(tmp_path / "run").commits()] == [4, 4, 2]
+    assert done.steps == 3
 
 
 def test_progress_is_told_in_megabytes_and_steps(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_rounded_log_probs_are_told_by_import_verify_and_convert(rolltape: Run, 
     assert code == 0
     assert "4 traces have log-probs that Verifiers rounded to 4 decimals" in out
     code, out, _ = rolltape("verify", tmp_path / "run")
-    assert (code, out.count("logprobs_rounded"), out.splitlines()[-1]) == (0, 1, "clean, 1 warnings")
+    assert (code, out.count("logprobs_rounded"), out.splitlines()[-1]) == (0, 1, "clean, 1 warning")
     assert (
         "4 traces, the first of them 1dacfe9e233d41b88f6be1f95f6a2453, have log-probs that Verifiers rounded to 4"
         in out

@@ -33,14 +33,25 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def load_config(path: str | Path) -> Any:
-    """The Verifiers EnvConfig in the TOML file `path`.
+    """The Verifiers EnvConfig in the TOML file `path`. Its modules may lie beside it.
 
     Raises BadInput, UnsupportedVersion or MissingExtra with what was found and what to do.
     """
     data = read_toml(path)
     refuse_v0(data, path)
     check_live()
+    _look_beside(Path(path), data)
     return env_config(data, path)
+
+
+def _look_beside(file: Path, data: Mapping[str, Any]) -> None:
+    """Make modules in the file's folder importable where it names one, behind everything that is installed."""
+    folder = file.resolve().parent
+    ids = (plugin.get("id") for field in PLUGIN_GROUPS if isinstance(plugin := data.get(field), Mapping))
+    names = [name.partition(".")[0].replace("-", "_") for name in ids if isinstance(name, str) and "/" not in name]
+    beside = any((folder / f"{n}.py").is_file() or (folder / n / "__init__.py").is_file() for n in names if n)
+    if beside and str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 def refuse_v0(data: Mapping[str, Any], path: str | Path) -> None:

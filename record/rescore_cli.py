@@ -146,9 +146,9 @@ def _print_failures(failures: Sequence[Mapping[str, Any]]) -> None:
     alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for failed in failures:
         alike.setdefault((failed["signal"], failed["error"]), []).append(failed)
-    for (signal, error), failed in list(alike.items())[:SHOWN]:
-        others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        _say(f"not scored: trace {failed[0]['trace_id']} (step {failed[0]['step']}){others}, {signal}: {error}")
+    for (signal, error), mine in list(alike.items())[:SHOWN]:
+        others = f" and {len(mine) - 1} more" if len(mine) > 1 else ""
+        _say(f"not scored: trace {mine[0]['trace_id']} (step {mine[0]['step']}){others}, {signal}: {error}")
     if len(alike) > SHOWN:
         _say(f"… and {len(alike) - SHOWN} more kinds of failures; --json lists them")
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rolltape.record.demo.folder import DemoFolder
+from rolltape.record.demo.start import Start
 from rolltape.replay.console import out, print_json, table
 from rolltape.replay.words import alike
+from rolltape.schema.errors import BadInput
 from rolltape.schema.storage import place
 
 if TYPE_CHECKING:
@@ -31,6 +35,14 @@ def demo(
     ] = "demo-run",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks and of everything that is sampled.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo run in that folder.")] = False,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            help="Record nothing; write an environment to start from into this folder: a taskset of one module, and its "
+            "config.toml.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Record a small run on a bundled engine: 3 steps of 4 tasks with 4 rollouts, a tool, a user and a race.
@@ -38,8 +50,14 @@ def demo(
     Some answers are wrong, one task ends in errors and one is cut off, so that there is something to see. Nothing is
     downloaded and no GPU is used.
 
+        rolltape demo
+        rolltape demo --write my-env
+
     Exit code: 0 recorded and verified; 1 something did not go as it should; 2 refused.
     """
+    if write is not None:
+        _start(write, overwrite=overwrite, as_json=as_json)
+        return
     began = time.monotonic()
     folder = DemoFolder(place(run))
     summary = _record(folder, seed=seed, overwrite=overwrite, quiet=as_json)
@@ -54,7 +72,7 @@ def demo(
 
 def next_commands(folder: DemoFolder) -> list[tuple[str, str]]:
     """Three things to try next: what it is for, and the command, through uv where the demo was started like that."""
-    run, uv = folder.run, "uv run " if os.environ.get("UV") else ""
+    run, uv = folder.run, _uv()
     query = (
         "SELECT task_name, count(*) AS traces, avg(reward) FILTER (len(error_types) = 0) AS reward "
         "FROM traces GROUP BY ALL ORDER BY reward"
@@ -68,6 +86,43 @@ def next_commands(folder: DemoFolder) -> list[tuple[str, str]]:
             f"--tokenizer {folder.tokenizer} --renderer qwen3 --no-thinking --max-response {MAX_RESPONSE}",
         ),
     ]
+
+
+def start_commands(folder: Path) -> list[tuple[str, str]]:
+    """What to do with a written environment: what it is for, and the command."""
+    start, uv = Start(folder), _uv()
+    config, tokenizer = (shlex.quote(str(path)) for path in (start.config, start.tokenizer))
+    return [
+        ("An engine that knows the question of this taskset, in another terminal", f"{uv}rolltape engine"),
+        (
+            "Record two steps of four tasks with four rollouts",
+            f"{uv}rolltape record {config} --run runs/mine --engine http://127.0.0.1:30000 --model {MODEL} "
+            f"--tokenizer {tokenizer} --renderer qwen3 --no-thinking --max-response {MAX_RESPONSE} "
+            f"--groups {GROUPS} --rollouts {ROLLOUTS} --steps 2",
+        ),
+        ("What came of it", f"{uv}rolltape stats runs/mine"),
+    ]
+
+
+def _uv() -> str:
+    return "uv run " if os.environ.get("UV") else ""
+
+
+def _start(folder: Path, *, overwrite: bool, as_json: bool) -> None:
+    """Write an environment to start from."""
+    if overwrite:
+        raise BadInput("--overwrite is about the demo's run; --write replaces nothing, choose a new folder for it.")
+    start = Start(folder)
+    start.write()
+    if as_json:
+        files = {name: str(getattr(start, name)) for name in ("config", "taskset", "tokenizer")}
+        print_json({**files, "next": [command for _, command in start_commands(folder)]})
+        return
+    _say(
+        f"{start.taskset} is the taskset, {start.config} names it, {start.tokenizer} is for the demo engine. To try it:"
+    )
+    for purpose, command in start_commands(folder):
+        _say("", f"# {purpose}", command)
 
 
 def _record(folder: DemoFolder, *, seed: int, overwrite: bool, quiet: bool) -> LiveSummary:

@@ -12,6 +12,7 @@ import argparse
 import gc
 import importlib.util
 import json
+import os
 import platform
 import statistics
 import tempfile
@@ -121,12 +122,16 @@ def _same_samples(ours: Sequence[Any], theirs: Sequence[baselines.SampleDict]) -
 
 
 def measure(sides: Sides, repeats: int) -> dict[str, float]:
-    """Median seconds of each side, taking turns. Results are freed outside the time taken."""
+    """Median seconds of each side, taking turns. Results are freed outside the time taken.
+
+    What a side has written is on disk before the next one begins: to sync a file is to wait for others of its file system.
+    """
     taken: dict[str, list[float]] = {name: [] for name in sides}
     with _own_objects_set_aside():
         for _ in range(repeats):
             for name, side in sides.items():
                 gc.collect()
+                os.sync()
                 start = time.perf_counter()
                 result = side()
                 taken[name].append(time.perf_counter() - start)

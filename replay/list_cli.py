@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from rolltape.replay.console import out, print_json, progress, table
+from rolltape.replay.fitting import left_out, no_room
 from rolltape.replay.listing import Listed, Listing, list_runs
 from rolltape.replay.words import MISSING, count, decimal, end_of, moment, size
 
@@ -31,7 +32,7 @@ def list_command(
 
         rolltape list runs
 
-    Exit code: 0 listed, 2 no such folder.
+    Exit code: 0 listed, 2 no such folder or bucket.
     """
     with progress("reading, runs") as tell:
         found = list_runs(folder, lambda n: tell(n))
@@ -58,14 +59,15 @@ def _table(runs: Sequence[Listed]) -> None:
     """One line a run. A model or taskset that all of them have is said once; a narrow terminal has no room for either."""
     common = {name: value for name in _LONG if (value := _common(runs, name)) is not None}
     narrow = [n for n in _LONG if n not in common] if out.width < _WIDE else []
-    left_out = {*common, *narrow, *(() if any(r.evaluations for r in runs) else ("evals",))}
-    names = [name for name in _COLUMNS if name not in left_out]
-    rows = [[_COLUMNS[name](run) for name in names] for run in runs]
+    hidden = {*common, *narrow, *(() if any(r.evaluations for r in runs) else ("evals",))}
+    columns = {name: [cell(run) for run in runs] for name, cell in _COLUMNS.items() if name not in hidden}
+    gone = [*narrow, *left_out(columns, out.width, _SPARE, {"run": 16, **dict.fromkeys(_LONG, 8)})]
     if common:
         _say(", ".join(f"{name} {value}" for name, value in common.items()) + "\n")
-    out.print(table("", names, rows, _RIGHT, cut=_LONG, fold=("run",), dense=True))
-    if narrow:
-        _say(f"\nThe {' and '.join(narrow)} of each run: in a wider terminal, or with --json.")
+    rows = list(zip(*columns.values(), strict=True))
+    out.print(table("", list(columns), rows, _RIGHT, cut=_LONG, fold=("run",), dense=True))
+    if gone:
+        _say(f"\n{no_room(gone)}")
 
 
 def _common(runs: Sequence[Listed], name: str) -> str | None:
@@ -94,6 +96,8 @@ _COLUMNS: dict[str, Callable[[Listed], object]] = {
 }
 _RIGHT = ("steps", "evals", "traces", "tokens", "size", "reward")
 _LONG = ("model", "taskset")
+_SPARE = ("size", "evals", "tokens", "began")
+"""Columns that are left out first where there is no room."""
 _WIDE = 100
 """Columns of a terminal from which on there is room for what is long."""
 

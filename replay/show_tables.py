@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -16,6 +15,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from rolltape.replay.console import printable, table
+from rolltape.replay.fitting import left_out, no_room
 from rolltape.replay.lookup import distinct
 from rolltape.replay.show import Message, Token, Trace, parsed
 from rolltape.replay.show_list import Chosen, Wanted
@@ -368,12 +368,12 @@ def render_list(path: str, chosen: Chosen, wanted: Wanted, width: int) -> Render
     rows, several = chosen.rows, len(chosen.steps) > 1
     short = distinct([row["trace_id"] for row in rows])
     columns = {name: [cell(row, short) for row in rows] for name, cell in _CELLS.items() if several or name != "step"}
-    left_out = _fitting(columns, width)
+    gone = left_out(columns, width, _SPARE, _GIVES)
     lines = list(zip(*columns.values(), strict=True))
     parts: list[RenderableType] = [Text(printable(_title(path, chosen, wanted)), overflow="fold"), Text()]
     if rows:
         parts.append(table("", list(columns), lines, _RIGHT, cut=("task", "ended"), dense=True))
-    told = [f"no room for {', '.join(left_out)}: in a wider terminal, or with --json"] if left_out else []
+    told = [no_room(gone)] if gone else []
     reasons = Counter(f"{_fate(row)}: {row['reason']}" for row in rows if row["reason"])
     told += [kind.line(width) for kind in alike(reasons)]
     if rows and all(row["disposition"] is None for row in rows):
@@ -392,21 +392,6 @@ def _title(path: str, chosen: Chosen, wanted: Wanted) -> str:
     many = f"{chosen.found:,} of {counted(chosen.total, 'trace')}" if wanted.chooses else counted(chosen.total, "trace")
     shown = f"; the first {len(chosen.rows):,}" if len(chosen.rows) < chosen.found else ""
     return f"{where}{many}{conditions}{shown}"
-
-
-def _fitting(columns: dict[str, list[Any]], width: int) -> list[str]:
-    """Take columns away, the least wanted first, until the others fit; their names."""
-    gone = []
-    for name in _SPARE:
-        needed = sum(
-            min(max(cell_len(str(c)) for c in (head, *cells)), _LONG.get(head, width))
-            for head, cells in columns.items()
-        )
-        if needed + 2 * (len(columns) - 1) <= width:
-            break
-        if columns.pop(name, None) is not None:
-            gone.append(name)
-    return gone
 
 
 def _fate(row: Mapping[str, Any]) -> str:
@@ -437,7 +422,7 @@ _CELLS: dict[str, Callable[[Mapping[str, Any], int], Any]] = {
 _RIGHT = ("step", "group", "reward", "turns", "sampled")
 _SPARE = ("turns", "group", "sampled")
 """Columns that are left out first where there is no room."""
-_LONG = {"task": 12, "ended": 14}
+_GIVES = {"task": 12, "ended": 14}
 """Columns whose ends may be cut, and characters that must be left."""
 
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from rolltape.replay.console import printable, table
+from rolltape.replay.fitting import left_out, no_room
 from rolltape.replay.stats import Spread, Stats, Summary
 from rolltape.replay.words import (
     MISSING,
     alike,
     count,
+    counted,
     decimal,
     duration,
     end_of,
@@ -50,21 +51,20 @@ def render(stats: Stats, *, width: int, rows: int, by_task: bool = False) -> Ren
         tasks = stats.tasks
         parts += _lines_of(stats, tasks[:rows], _task_columns(stats), width)
         if len(tasks) > rows:
-            parts.append(_say(f"… and {len(tasks) - rows} tasks with higher rewards (--all lists them)"))
+            parts.append(_say(f"… and {counted(len(tasks) - rows, 'task')} with higher rewards (--all lists them)"))
     else:
         buckets = stats.buckets(rows)
         parts += _lines_of(stats, buckets, _step_columns(stats), width)
-        parts += ["", _curves(stats, width)]
+        parts += ["", *_curves(stats, width)]
     return Group(*parts, "", *_notes(stats, width))
 
 
 def heading(stats: Stats) -> str:
     """What was counted, in a line."""
     total = stats.total
+    counts = f"{counted(total.rollouts, 'rollout')}, {counted(total.sampled, 'sampled token')}"
     took = f" in {duration(total.seconds)}" if total.seconds is not None else ""
-    return (
-        f"{stats.split}, {of_steps(total.steps)}: {total.rollouts:,} rollouts, {total.sampled:,} sampled tokens{took}"
-    )
+    return f"{stats.split}, {of_steps(total.steps)}: {counts}{took}"
 
 
 # -- a line a step or task
@@ -94,7 +94,10 @@ def _task_columns(stats: Stats) -> list[_Column]:
 
 def _common(stats: Stats) -> list[_Column]:
     ks = stats.ks
-    at = [_Column(f"pass@{k}", lambda s, k=k: decimal(s.pass_at[k], 2)) for k in dict.fromkeys((*ks[:1], *ks[-1:]))]  # type: ignore[misc]
+    at = [
+        _Column(f"pass@{k}", lambda s, k=k: decimal(s.pass_at[k], 2), 2 * (k != ks[-1]))  # type: ignore[misc]
+        for k in dict.fromkeys((*ks[:1], *ks[-1:]))
+    ]
     return [
         _Column("reward", lambda s: decimal(s.reward.mean)),
         _Column("sd", lambda s: decimal(s.reward.sd), 4),
@@ -102,7 +105,7 @@ def _common(stats: Stats) -> list[_Column]:
         *at,
         _Column("length", lambda s: count(s.length.mean)),
         _Column("p95", lambda s: count(s.length.p95), 7),
-        _Column("cut", lambda s: percent(s.truncated, s.truncated_of)),
+        _Column("cut", lambda s: percent(s.truncated, s.truncated_of), 1),
     ]
 
 
@@ -120,17 +123,17 @@ def _lines_of(
     """The table, and what its heads mean. A column that says nothing in any line is left out."""
     cells = {c: [c.cell(s) for s in lines] for c in columns}
     shown = [c for c in columns if c.name in ("step", "task") or set(cells[c]) - {MISSING, ""}]
-    left_out: list[str] = []
+    gone: list[str] = []
     while _width(shown, cells) > width and any(c.spare for c in shown):
         spare = max(shown, key=lambda c: c.spare)
         shown.remove(spare)
-        left_out.append(spare.name)
+        gone.append(spare.name)
     names = [c.name for c in shown]
     right = [n for n in names if n not in ("task", "by step")]
     yield table("", names, [[cells[c][i] for c in shown] for i in range(len(lines))], right, fold=("task",), dense=True)
     yield _say(_legend(stats, names))
-    if left_out:
-        yield _say(f"no room for {', '.join(left_out)}: in a wider terminal, or with --json")
+    if gone:
+        yield _say(no_room(gone))
 
 
 def _width(columns: Sequence[_Column], cells: dict[_Column, list[str]]) -> int:
@@ -153,7 +156,7 @@ def _legend(stats: Stats, names: Sequence[str]) -> str:
 # -- curves
 
 
-def _curves(stats: Stats, width: int) -> Table:
+def _curves(stats: Stats, width: int) -> Iterator[RenderableType]:
     """Rewards by name and what else moves, a line each: the curve over all steps, its ends, and all values."""
     steps, total = stats.steps, stats.total
     first, last = (steps[0], steps[-1]) if steps else (total, total)
@@ -183,7 +186,12 @@ def _curves(stats: Stats, width: int) -> Table:
     names = ["", "curve", "first", "last", "mean", "sd", "low", "high", "values"]
     if len(steps) < 2:
         names, rows = ["", *names[4:]], [[row[0], *row[4:]] for row in rows if row[5]]
-    return table("", names, rows, [n for n in names if n not in ("", "curve")], cut=("",), dense=True)
+    columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
+    gone = left_out(columns, width, (("low", "high"), "sd", "values", "first"), {"": 16})
+    right = [n for n in columns if n not in ("", "curve")]
+    yield table("", list(columns), list(zip(*columns.values(), strict=True)), right, cut=("",), dense=True)
+    if gone:
+        yield _say(no_room(gone))
 
 
 # -- what there is to know
@@ -197,7 +205,9 @@ def _notes(stats: Stats, width: int) -> list[Text]:
     lines += _not_counted(stats)
     if stats.trouble:
         words = {"not_durable": "not durable in time", "lost_before": "given up before they could be written"}
-        lines.append("trouble  " + ", ".join(f"{n} tries {words[name]}" for name, n in stats.trouble.items()))
+        lines.append(
+            "trouble  " + ", ".join(f"{counted(n, 'try', 'tries')} {words[name]}" for name, n in stats.trouble.items())
+        )
     return [_say(line) for line in lines]
 
 
@@ -207,7 +217,8 @@ def _kinds(head: str, messages: Mapping[str, int], width: int) -> Iterator[str]:
         yield f"{head:<9}{kind.line(width - 9)}"
     if len(merged) > _KINDS:
         more = sum(kind.count for kind in merged[_KINDS:])
-        yield f"{head:<9}{more} x {len(merged) - _KINDS} other kinds (--json lists them)"
+        kinds = counted(len(merged) - _KINDS, "other kind")
+        yield f"{head:<9}and {more:,} more, of {kinds} (--json lists them)"
 
 
 def _coverage(total: Summary) -> str:
@@ -229,14 +240,15 @@ def _not_counted(stats: Stats) -> Iterator[str]:
                 f"in {of_steps(steps)}; left out"
             )
         if whole.missing:
-            yield f"unscored {called}: {whole.missing:,} of {stats.total.rollouts:,} rollouts have none; left out, not 0"
+            of, have = counted(stats.total.rollouts, "rollout"), "has" if whole.missing == 1 else "have"
+            yield f"unscored {called}: {whole.missing:,} of {of} {have} none; left out, not 0"
     best = _reward(stats.total, stats.rule.name).high
     if best is not None and not stats.rule.holds(np.array([best])):
         yield f"pass     no {stats.rule}: the largest is {decimal(best)}; --pass NAME>=X says what counts as passed"
     largest = stats.ks[-1] if stats.ks else 0
     fewer = stats.total.pass_groups.get(1, 0) - stats.total.pass_groups.get(largest, 0)
     if fewer:
-        yield f"pass@{largest}   {fewer} groups with fewer than {largest} scored rollouts are left out of it"
+        yield f"pass@{largest}   left out of it: {counted(fewer, 'group')} with fewer than {largest} scored rollouts"
 
 
 def _reward(summary: Summary, name: str | None) -> Spread:

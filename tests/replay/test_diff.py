@@ -183,7 +183,7 @@ def test_what_the_runs_were_recorded_with_is_said_first(tmp_path: Path, rolltape
     code, printed, _ = rolltape("diff", a, b)
     lines = printed.splitlines()
     assert code == 0
-    assert lines[0] == f"A  {a}: train, 1 steps, 1 rollouts in 1 groups; small, m, sums"
+    assert lines[0] == f"A  {a}: train, 1 step, 1 rollout in 1 group; small, m, sums"
     assert lines[2:4] == ["different models: small and large", "different tasksets: sums and words"]
 
 
@@ -206,7 +206,7 @@ def test_many_settings_of_one_run_alone_are_named_in_one_place(tmp_path: Path, r
     file.write_text(json.dumps(written))
     code, printed, _ = rolltape("diff", a, b)
     assert (code, "7777" in printed) == (0, False)
-    assert "9 settings are of B only (--json has their values): option_0, option_1" in " ".join(printed.split())
+    assert "9 settings of B only (--json has their values): option_0, option_1" in " ".join(printed.split())
 
 
 def test_a_run_and_itself_do_not_differ(tmp_path: Path, rolltape: Call) -> None:
@@ -352,7 +352,32 @@ def test_tables_read_well_at_100_columns(
         assert max(map(len, printed.splitlines()[2:])) <= 100
         assert "reward     " in printed
         assert f"reward by {by}" in printed
-        assert f"reward changed in 1 of the 1 {by}s that both runs have" in printed
+        assert f"reward changed in 1 of 1 {by} that both runs have" in printed
+
+
+def test_tables_hold_what_differs_and_a_line_says_what_is_equal(runs: tuple[Path, Path], rolltape: Call) -> None:
+    _, printed, _ = rolltape("diff", *runs)
+    same = next(line for line in printed.splitlines() if line.startswith("means, the same in both: "))
+    assert "branches 1" in same
+    assert not any(line.startswith("branches ") for line in printed.splitlines())
+    _, printed, _ = rolltape("diff", *runs, "--all")
+    assert "the same in both" not in printed
+    assert {"branches", "started", "emitted", "reward"} <= {line.partition(" ")[0] for line in printed.splitlines()}
+    _, printed, _ = rolltape("diff", runs[0], runs[0], "--all")
+    assert "Means over rollouts" in printed
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_tables_fit_narrow_terminals(
+    runs: tuple[Path, Path], rolltape: Call, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr("rolltape.replay.console.out._width", width)
+    _, printed, _ = rolltape("diff", *runs, "--all")
+    tables = printed.partition("Tries, by")[2]
+    assert max(map(len, tables.splitlines())) <= width
+    heads = [line.split() for line in tables.splitlines() if " A " in line and " change" in line]
+    assert len(heads) >= 3
+    assert all({"A", "B", "change"} <= set(head) for head in heads)
 
 
 def test_only_the_largest_changes_are_shown_unless_all_are_asked_for(tmp_path: Path, rolltape: Call) -> None:
@@ -360,7 +385,7 @@ def test_only_the_largest_changes_are_shown_unless_all_are_asked_for(tmp_path: P
     b = put(tmp_path / "b", *(scored(i / 10, idx=i) for i in range(6)))
     _, printed, _ = rolltape("diff", a, b, "--top", 2)
     assert [w for i in range(6) if (w := f"ProbeTask {i}") in printed] == ["ProbeTask 4", "ProbeTask 5"]
-    assert "changed in 5 of the 6 tasks that both runs have; shown are the 2 largest changes" in printed
+    assert "changed in 5 of 6 tasks that both runs have; shown are the 2 largest changes" in printed
     assert printed.index("ProbeTask 5") < printed.index("ProbeTask 4")
     assert "ProbeTask 1" in rolltape("diff", a, b, "--top", 0)[1]
     report = json.loads(rolltape("diff", a, b, "--top", 2, "--json")[1])

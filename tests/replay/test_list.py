@@ -183,7 +183,12 @@ def test_the_table_fits_a_hundred_columns(tmp_path: Path, rolltape: Run, monkeyp
     monkeypatch.setattr("rolltape.replay.console.out._width", 80)
     _, out, _ = rolltape("list", tmp_path)
     assert max(map(len, out.splitlines()[:-1])) <= 80
-    assert out.endswith("The model and taskset of each run: in a wider terminal, or with --json.\n")
+    assert out.endswith("no room for model, taskset: in a wider terminal, or with --json\n")
+    monkeypatch.setattr("rolltape.replay.console.out._width", 60)
+    _, out, _ = rolltape("list", tmp_path)
+    assert max(map(len, out.splitlines()[:-1])) <= 60
+    assert {"state", "reward", "run"} <= set(out.splitlines()[0].split())
+    assert out.endswith("no room for model, taskset, size, evals: in a wider terminal, or with --json\n")
 
 
 def test_what_all_runs_share_is_said_once(tmp_path: Path, rolltape: Run) -> None:

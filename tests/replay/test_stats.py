@@ -405,7 +405,7 @@ def test_a_run_of_nothing_but_evaluations_needs_no_option(tmp_path: Path, rollta
     put_run(tmp_path)
     put_step(tmp_path, 0, [turn(id="e", reward=0.5)], split="eval-aime")
     assert json.loads(rolltape("stats", tmp_path, "--json")[1])["splits"][0]["split"] == "eval-aime"
-    assert "eval-aime step 0: 1 traces" in rolltape("show", tmp_path)[1]
+    assert "eval-aime step 0: 1 trace\n" in rolltape("show", tmp_path)[1]
 
 
 # -- what is shown
@@ -443,8 +443,13 @@ def test_a_long_run_fits_a_screen(long_run: Path, width: int) -> None:
 
 def test_what_there_is_no_room_for_is_named(long_run: Path) -> None:
     found = stats(open_run(long_run))
-    [line] = [line for line in drawn(found, 60) if line.startswith("no room")]
-    assert "p95" in line
+    narrow = drawn(found, 60)
+    assert max(map(len, narrow)) <= 60
+    told = " ".join(" ".join(narrow).split())
+    assert "no room for p95" in told
+    assert "no room for low, high: in a wider terminal, or with --json" in told
+    assert {"step", "reward", "errors", "dropped"} <= set(next(line.split() for line in narrow if " reward " in line))
+    assert any(line.startswith("reward ") for line in narrow)
     assert not [line for line in drawn(found, 120) if line.startswith("no room")]
 
 
@@ -517,13 +522,16 @@ def test_a_run_that_grows_is_followed_until_ctrl_c(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "rolltape.replay.cli", "stats", str(tmp_path), "--watch"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
-        lines = _until(watching.stdout, "nobody records; Ctrl-C ends")
-        assert any("train, step 0: 1 rollouts" in line for line in lines)
-        put_step(tmp_path, 1, [turn(id="b", reward=1.0)])
-        lines = _until(watching.stdout, "nobody records; Ctrl-C ends")
-        assert any("train, steps 0–1: 2 rollouts" in line for line in lines)
-        watching.send_signal(signal.SIGINT)
-        out, err = watching.communicate(timeout=60)
+        try:
+            first = _until(watching.stdout, "nobody records; Ctrl-C ends")
+            put_step(tmp_path, 1, [turn(id="b", reward=1.0)])
+            second = _until(watching.stdout, "nobody records; Ctrl-C ends")
+            watching.send_signal(signal.SIGINT)
+            out, err = watching.communicate(timeout=60)
+        finally:
+            watching.kill()
+    assert any("train, step 0: 1 rollout," in line for line in first)
+    assert any("train, steps 0–1: 2 rollouts," in line for line in second)
     assert (watching.returncode, err) == (0, "")
     assert "Traceback" not in out
 

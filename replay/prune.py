@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rolltape.replay.compact import MOST_PARTS, TARGET
 from rolltape.replay.listing import is_locked
@@ -71,6 +71,8 @@ class Item:
     bytes: int
     """Freed; of columns the compressed bytes that they take now."""
     rows: int | None = None
+    option: Literal["superseded", "replaced", "columns"] = "columns"
+    """What is wished for by it; `columns`: tokens, or all but the scores."""
 
 
 @dataclass
@@ -163,12 +165,13 @@ class _Planning:
             if found and (wish.replaced or mine):
                 result.rewrites.append(made)
                 what = f"{_place(made.part)}: files of {_steps(_range(made.part))} that were rewritten"
-                result.items.append(Item(what, len(found), sum(self.there[p] for p in found)))
+                result.items.append(Item(what, len(found), sum(self.there[p] for p in found), option="replaced"))
         if wish.replaced:
             result.strays = [p for p in self.there if self._is_stray(p)]
         if result.strays:
             lost = sum(self.there[p] for p in result.strays)
-            result.items.append(Item("what a compaction left that was killed", len(result.strays), lost))
+            what = "what a compaction left that was killed"
+            result.items.append(Item(what, len(result.strays), lost, option="replaced"))
 
     def _is_stray(self, path: AnyPath) -> bool:
         part = part_of(path)
@@ -221,7 +224,8 @@ class _Planning:
             gone = [commits[p] for p in task.dropped]
             what = f"{where}: {_steps(p.step for p in task.dropped)}, recorded again since"
             files = 0 if task.commits else len(task.units)
-            yield Item(what, files, sum(c.file.bytes for c in gone), sum(c.file.rows for c in gone))
+            freed, rows = sum(c.file.bytes for c in gone), sum(c.file.rows for c in gone)
+            yield Item(what, files, freed, rows, option="superseded")
         if task.pruned:
             lighter = [c for p, c in commits.items() if p in task.pruned and self._lighter(c)]
             what = f"{where}: {_kind(task)} of {_steps(c.part.step for c in lighter)}"
@@ -232,7 +236,8 @@ class _Planning:
         ]
         old = [p for made in behind for p in files_behind(self.run, made) if p in self.there]
         if old:
-            yield Item(f"{where}: files behind these that were rewritten", len(old), sum(self.there[p] for p in old))
+            what = f"{where}: files behind these that were rewritten"
+            yield Item(what, len(old), sum(self.there[p] for p in old), option="replaced")
 
     def _weight(self, task: Task) -> int:
         """Compressed bytes of the columns that go."""

@@ -91,21 +91,24 @@ def _check_splits(run: Run, wish: Wish) -> None:
 
 
 def _overview(run: str, opened: Run, as_json: bool) -> None:
-    """What each option would free."""
-    wishes = {
-        "--superseded": Wish(superseded=True),
-        "--replaced": Wish(replaced=True),
-        "--tokens": Wish(tokens=True),
+    """What the options would free: each byte counted once, for the first option that frees it."""
+    found = plan(opened, Wish(superseded=True, replaced=True, tokens=True))
+    items = {
+        name: [i for i in found.items if i.option == option]
+        for name, option in (("--superseded", "superseded"), ("--replaced", "replaced"), ("--tokens", "columns"))
     }
-    plans = {name: plan(opened, wish) for name, wish in wishes.items()}
-    freed = {name: sum(item.bytes for item in found.items) for name, found in plans.items()}
+    freed = {name: sum(item.bytes for item in those) for name, those in items.items()}
     if as_json:
         print_json({"path": run, "run": opened.run_id, "done": False, "would_free": freed})
         return
-    rows = [(name, sum(i.files for i in plans[name].items), size(count)) for name, count in freed.items()]
+    rows = [(name, sum(i.files for i in those), size(freed[name])) for name, those in items.items()]
     _say(f"{run}: what each option would free")
     out.print(table("", ("option", "files", "bytes"), rows, right=("files", "bytes")))
-    _say(*dict.fromkeys(line for found in plans.values() for line in found.kept))
+    if freed["--tokens"] and (freed["--superseded"] or freed["--replaced"]):
+        _say(
+            "each byte is counted once, for the first option that frees it; --tokens alone also removes what its files replace"
+        )
+    _say(*found.kept)
 
 
 def _show(run: str, found: Plan) -> None:

@@ -296,6 +296,17 @@ def test_nothing_happens_without_yes(root: Path) -> None:
     assert call("--replaced").output == "nothing to remove.\n"
 
 
+def test_the_overview_counts_each_byte_once(root: Path) -> None:
+    compact(open_run(root))
+    freed = json.loads(CliRunner().invoke(app, ["prune", str(root), "--json"]).output)["would_free"]
+    everything = plan(open_run(root), Wish(superseded=True, replaced=True, tokens=True))
+    assert sum(freed.values()) == sum(i.bytes for i in everything.items)
+    assert freed["--replaced"] == sum(i.bytes for i in plan(open_run(root), Wish(replaced=True)).items) > 0
+    assert 0 < freed["--tokens"] < freed["--replaced"]
+    printed = CliRunner().invoke(app, ["prune", str(root)]).output
+    assert "each byte is counted once, for the first option that frees it" in printed
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

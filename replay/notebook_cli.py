@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -38,7 +39,7 @@ def notebook_command(
     copy: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Copy the notebook to this .py file and open that one, to change it.", show_default=False
+            "--out", help="Copy the notebook to this .py file, to change it, and open nothing.", show_default=False
         ),
     ] = None,
     split: Annotated[str, typer.Option(help="Split to look at: train, eval, eval-NAME.")] = "train",
@@ -49,7 +50,7 @@ def notebook_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the file that --html or --out names.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the list, or what --html wrote.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the list, or what was written.")] = False,
 ) -> None:
     """Open a notebook on a run; without a word, list them.
 
@@ -74,13 +75,22 @@ def notebook_command(
         _list(list(NOTEBOOKS.values()), as_json)
         return
     notebook, runs = _chosen(NOTEBOOKS, words or [])
-    if as_json and page is None:
-        raise BadInput("--json prints the list, or what --html wrote; a notebook that is served prints nothing.")
+    if as_json and page is None and copy is None:
+        raise BadInput(
+            "--json prints the list, or what --html or --out wrote; a notebook that is served prints nothing."
+        )
     if page is not None and copy is not None:
-        raise BadInput("--html and --out are both given; write a page, or copy the notebook and open it.")
+        raise BadInput("--html and --out are both given; write a page, or copy the notebook.")
+    if (page or copy) and (headless or port is not None):
+        raise BadInput(
+            "--headless and --port say how a notebook is served; with --html and --out none is. Leave them out."
+        )
     for run in runs:
         _check(run, split)
     _check_target(page or copy, ".html" if page else ".py", overwrite, runs)
+    if copy is not None:
+        _copy(notebook, runs, copy, split, as_json)
+        return
     missing = [m for m in ("marimo", "matplotlib") if find_spec(m) is None]
     if missing:
         raise MissingExtra(
@@ -91,9 +101,7 @@ def notebook_command(
     if page is not None:
         _write(notebook, runs, page, split, as_json)
         return
-    if copy is not None:
-        shutil.copyfile(notebook.path, copy)
-    raise typer.Exit(_serve(copy or notebook.path, runs, split, headless=headless, port=port, edit=copy is not None))
+    raise typer.Exit(_serve(notebook.path, runs, split, headless=headless, port=port))
 
 
 def _list(notebooks: Sequence[Notebook], as_json: bool) -> None:
@@ -169,16 +177,32 @@ def _write(notebook: Notebook, runs: Sequence[str], page: Path, split: str, as_j
         out.print(f"{page}: {notebook.title}, {size(written)}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _serve(file: Path, runs: Sequence[str], split: str, *, headless: bool, port: int | None, edit: bool) -> int:
+def _copy(notebook: Notebook, runs: Sequence[str], copy: Path, split: str, as_json: bool) -> None:
+    """Copy a notebook, and say how the copy is opened."""
+    shutil.copyfile(notebook.path, copy)
+    command = shlex.join(["marimo", "edit", str(copy), "--", *_words(runs, split)])
+    if as_json:
+        print_json({"notebook": notebook.name, "runs": list(runs), "split": split, "path": str(copy), "open": command})
+        return
+    out.print(f"{copy}: a copy of {notebook.title}. To open it:", markup=False, highlight=False, soft_wrap=True)
+    out.print(command, markup=False, highlight=False, soft_wrap=True)
+
+
+def _words(runs: Sequence[str], split: str) -> list[str]:
+    """What a notebook is called with."""
+    return ["--split", split, *(word for run in runs for word in ("--run", run))]
+
+
+def _serve(file: Path, runs: Sequence[str], split: str, *, headless: bool, port: int | None) -> int:
     """Serve a notebook until Ctrl-C, or until this process is ended; its exit code."""
-    command = [sys.executable, "-m", "marimo", *(("edit",) if edit else ("run", "--include-code")), str(file)]
+    command = [sys.executable, "-m", "marimo", "run", "--include-code", str(file)]
     command += [
         "--host",
         "127.0.0.1",
         *(("--headless",) if headless else ()),
         *(() if port is None else ("--port", str(port))),
     ]
-    command += ["--", "--split", split, *(word for run in runs for word in ("--run", run))]
+    command += ["--", *_words(runs, split)]
     try:
         with subprocess.Popen(command, env={**os.environ, "MARIMO_SKIP_UPDATE_CHECK": "1"}) as server:
             signal.signal(signal.SIGTERM, lambda *_: server.terminate())

@@ -348,6 +348,7 @@ def test_a_page_holds_everything_and_loads_nothing(rolltape: Cli, life: Path, tm
         (["look", "RUN", "--out", "copy.txt"], "expected a name that ends in .py"),
         (["look", "RUN", "--html", "no/such/page.html"], "the folder no/such does not exist"),
         (["look", "RUN", "--html", "a.html", "--out", "b.py"], "--html and --out are both given"),
+        (["look", "RUN", "--html", "a.html", "--port", "2718"], "--headless and --port say how a notebook is served"),
         (["look", "RUN", "--json"], "--json prints the list"),
         (["look", "RUN", "--out", "RUN/mine.py"], "lies inside the run"),
     ],
@@ -366,6 +367,19 @@ def test_without_the_extra_it_says_what_to_install(
     monkeypatch.setattr("rolltape.replay.notebook_cli.find_spec", lambda _: None)
     code, _, error = rolltape("notebook", "look", demo_run)
     assert (code, "pip install 'rolltape[notebooks]'" in error) == (2, True)
+
+
+def test_a_copy_is_written_with_the_command_that_opens_it_and_nothing_is_started(
+    rolltape: Cli, demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("something was started"))
+    copy = tmp_path / "mine.py"
+    code, out, _ = rolltape("notebook", "groups", demo_run, "--out", copy)
+    assert (code, copy.read_bytes()) == (0, NOTEBOOKS["groups"].path.read_bytes())
+    assert out.splitlines()[1] == f"marimo edit {copy} -- --split train --run {demo_run}"
+    assert rolltape("notebook", "groups", demo_run, "--out", copy)[0] == 2
+    code, out, _ = rolltape("notebook", "groups", demo_run, "--out", copy, "--overwrite", "--json")
+    assert (code, json.loads(out)["path"]) == (0, str(copy))
 
 
 @pytest.mark.timeout(400)

@@ -170,7 +170,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _print_quantities(found: Diff, everything: bool) -> None:
-    columns = ("A", "B", "change", "±", "n A", "n B", "null A", "null B", "not finite")
+    columns: tuple[str, ...] = ("A", "B", "change", "±", "n A", "n B", "null A", "null B", "not finite")
     wild = any(c.a.not_finite or c.b.not_finite for c in found.quantities.values())
     columns = columns if wild else columns[:-1]
     rows = []

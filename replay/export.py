@@ -38,6 +38,8 @@ class Exported:
     """What was changed or is special, and for how many traces."""
     configs: list[Path] = field(default_factory=list)
     """Configurations written beside the files."""
+    next: list[str] = field(default_factory=list)
+    """What to do with them: sentences."""
     warnings: list[str] = field(default_factory=list)
     """What is to be known of all that was written: sentences."""
 
@@ -50,4 +52,10 @@ class Exported:
         """Plain JSON values."""
         files = [{"path": str(f.path), "traces": f.traces, "lines": f.lines} for f in self.files]
         configs = [str(path) for path in self.configs]
-        return {"files": files, "notes": dict(self.notes), "configs": configs, "warnings": list(self.warnings)}
+        return {
+            "files": files,
+            "notes": dict(self.notes),
+            "configs": configs,
+            "next": list(self.next),
+            "warnings": list(self.warnings),
+        }

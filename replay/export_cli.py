@@ -87,7 +87,9 @@ def export(
         what = f"{file.lines:,} {unit}" + ("" if form == "samples" else f" of {file.traces:,} traces")
         out.print(f"{file.path}: {what}", markup=False, highlight=False, soft_wrap=True)
     for path in result.configs:
-        out.print(f"{path}: the environment, for `replay`", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"{path}: the environment", markup=False, highlight=False, soft_wrap=True)
+    for sentence in result.next:
+        out.print(sentence, markup=False, highlight=False, soft_wrap=True)
     for warning in dict.fromkeys(result.warnings):
         err.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
     for sentence, count in result.notes.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,18 @@ def write_config(run: Run, commits: Sequence[Commit], traces: Path, release: str
     with whole_file(path) as part:
         part.write_text(text, encoding="utf-8")
     return path
+
+
+def scored_again(run: Run, commits: Sequence[Commit], config: Path) -> str:
+    """The sentence that says how traces beside `config` are scored again: by Verifiers' replay, where it finds the taskset."""
+    known = environment(run, commits)
+    taskset = str(known["taskset"]["id"]) if known else ""
+    if "." not in taskset:
+        folder = config.parent if config.suffix == ".toml" else config.parents[2]
+        return f"to score them again by Verifiers: {shlex.join(['replay', str(folder), '--output-dir', f'{folder}-again'])}"
+    given = str(config) if config.suffix == ".toml" else "ENV.toml"
+    command = shlex.join(["rolltape", "rescore", str(run.paths.root), "--config", given, "--out", "RESCORED"])
+    return f"Verifiers' replay finds no taskset inside a package, such as {taskset}; to score them again: {command}"
 
 
 def environment(run: Run, commits: Sequence[Commit]) -> Mapping[str, Any] | None:

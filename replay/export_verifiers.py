@@ -25,7 +25,7 @@ import pyarrow as pa
 import zstandard
 
 from rolltape.replay.export import Exported, ExportedFile, Told
-from rolltape.replay.export_config import write_config
+from rolltape.replay.export_config import scored_again, write_config
 from rolltape.replay.run import Run
 from rolltape.replay.whole import check_targets, whole_file
 from rolltape.schema.commits import Commit
@@ -74,6 +74,7 @@ def write_verifiers(
     result.files = [ExportedFile(file.path, file.traces, file.lines) for file in files.values()]
     configs = (write_config(run, commits, path, release) for release, path in paths.items())
     result.configs = [path for path in configs if path is not None]
+    result.next = [scored_again(run, commits, path) for path in result.configs]
     return result
 
 

@@ -12,14 +12,14 @@ GAP = 2
 
 
 def left_out(
-    columns: MutableMapping[str, Sequence[Any]],
+    columns: MutableMapping[str, Any],
     width: int,
     spare: Sequence[str | Sequence[str]],
     gives: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Take away columns until the others fit into `width` characters of a dense table; names of those taken.
 
-    `spare`: columns, or several that go together, the least wanted first. `gives`: columns that may be narrower than their
+    `columns`: the cells of each. `spare`: columns, or several that go together, the least wanted first. `gives`: columns that may be narrower than their
     cells, and how narrow.
     """
     gone: list[str] = []
@@ -35,7 +35,7 @@ def no_room(gone: Sequence[str]) -> str:
     return f"no room for {', '.join(gone)}: in a wider terminal, or with --json"
 
 
-def _width(columns: Mapping[str, Sequence[Any]], gives: Mapping[str, int]) -> int:
+def _width(columns: Mapping[str, Any], gives: Mapping[str, int]) -> int:
     widths = {
         head: max(cell_len("" if c is None else str(c)) for c in (head, *cells)) for head, cells in columns.items()
     }

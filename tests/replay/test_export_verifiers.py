@@ -275,6 +275,7 @@ def test_replay_scores_an_exported_run_of_a_user_simulator(tmp_path: Path) -> No
     (tmp_path / "sorting_probe.py").write_text(TASKSET)
     done = export(tmp_path / "run", tmp_path / "out" / "traces.jsonl")
     assert done.configs == [tmp_path / "out" / "config.toml"]
+    assert done.next == [f"to score them again by Verifiers: replay {tmp_path}/out --output-dir {tmp_path}/out-again"]
     command = [sys.executable, "-m", "verifiers.v1.cli.replay", "out", "--output-dir", "again", "--rich", "False"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
@@ -297,6 +298,23 @@ def test_the_configuration_goes_where_each_release_looks_for_it(tmp_path: Path) 
     new = write_config(run, commits, tmp_path / "new" / "traces.jsonl", "0.3.1")
     assert new == tmp_path / "new" / "configs" / "resolved" / "eval.json"
     assert json.loads(new.read_text()) == environment
+
+
+@pytest.mark.parametrize(("release", "config"), [("0.2.0", "config.toml"), ("0.4.0", "ENV.toml")])
+def test_a_taskset_inside_a_package_is_said_to_be_none_that_replay_finds(
+    tmp_path: Path, release: str, config: str
+) -> None:
+    root = put(tmp_path / "run", [turn()], release)
+    attempt = RunPaths(root).attempt(0)
+    attempt.unlink()
+    put_once(attempt, seal({"attempt": 0, "settings": {"environment": {"taskset": {"id": "a.package"}}}}))
+    [sentence] = export(root, tmp_path / "out" / "traces.jsonl").next
+    assert sentence.startswith(
+        "Verifiers' replay finds no taskset inside a package, such as a.package; to score them again: "
+    )
+    command = sentence.rpartition(": ")[2].split()
+    assert command[:3] == ["rolltape", "rescore", str(root)]
+    assert Path(command[4]).name == config
 
 
 def test_toml_of_every_kind_of_value() -> None:

@@ -15,7 +15,7 @@ import typer
 from rolltape.record.options import LiveOptions
 from rolltape.record.progress import for_output, recording_trouble
 from rolltape.replay.console import SafeFormatter, printable
-from rolltape.replay.words import alike
+from rolltape.replay.words import alike, counted
 from rolltape.schema.errors import RolltapeError
 
 WHAT, SAMPLING, RENDERER, SAMPLES, ENGINE = "What to run", "Sampling", "Renderer", "Samples", "Engine and failures"
@@ -204,10 +204,10 @@ def run_with(options: LiveOptions, *, quiet: bool = False) -> Any:
 def summary_text(summary: Any) -> str:
     """The end of a run in a few lines."""
     counts = ", ".join(f"{count} {name}" for name, count in summary.counts.items() if count)
-    lines = [f"{len(summary.steps)} steps in {summary.seconds:.1f} s: {counts or 'nothing recorded'}."]
+    lines = [f"{counted(len(summary.steps), 'step')} in {summary.seconds:.1f} s: {counts or 'nothing recorded'}."]
     lines += [f"  {reason}" for reason in alike(summary.reasons, 8)]
     if summary.recording_failures:
-        lines.append(f"{summary.recording_failures} traces could not be recorded.")
+        lines.append(f"{counted(summary.recording_failures, 'trace')} could not be recorded.")
     if summary.unwritten:
         lines.append(summary.unwritten)
     elif trouble := recording_trouble(summary.recording):

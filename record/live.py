@@ -33,6 +33,7 @@ from rolltape.record.step import StepClosed, close_step
 from rolltape.record.transport import RetryPolicy, SGLangTransport
 from rolltape.record.versions import check_live
 from rolltape.replay.run import open_run
+from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput, RolltapeError
 
 __all__ = ["LiveOptions", "LiveSummary", "run_live"]
@@ -43,7 +44,7 @@ SIGNALS = {"interrupted": signal.SIGINT, "terminated": signal.SIGTERM}
 """What ends a run from outside, in order."""
 
 FORK_ADVICE = (
-    "{count} traces have more than one branch and cannot be trained on as they are: the renderer dropped earlier "
+    "{count} with more than one branch, not to be trained on as they are: the renderer dropped earlier "
     "reasoning or re-tokenised a turn. Keep one branch with --thinking-retention all or --no-thinking, or train on "
     "each branch with --branch-policy siblings."
 )
@@ -90,8 +91,9 @@ class LiveSummary:
         status = self.recording
         if status is None or not (status.lost or status.pending_steps):
             return None
-        told = {"traces are lost": status.lost, "steps are not on disk": status.pending_steps}
-        counts = " and ".join(f"{count} {what}" for what, count in told.items() if count)
+        told = [f"lost {counted(status.lost, 'trace')}"] if status.lost else []
+        told += [f"{counted(status.pending_steps, 'step')} not on disk"] if status.pending_steps else []
+        counts = " and ".join(told)
         why = f" ({status.error})" if status.error else ""
         return f"{counts}{why}; `rolltape recover {self.run}` commits what the journal still holds."
 
@@ -331,7 +333,7 @@ class _Run:
         if closed.failed:
             self.stop.set("strict", closed.failed)
         if closed.forked:
-            self.progress.note(FORK_ADVICE.format(count=closed.forked))
+            self.progress.note(FORK_ADVICE.format(count=counted(closed.forked, "trace")))
 
 
 def _transport(options: LiveOptions) -> SGLangTransport:

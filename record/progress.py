@@ -16,6 +16,7 @@ from rolltape.replay.console import SafeConsole
 
 if TYPE_CHECKING:
     from rolltape.record.recorder import RecorderStatus
+from rolltape.replay.words import counted
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Tally:
         reward = "–" if self.reward is None else f"{self.reward:.3f}"
         retries = f", {self.retries} retried" if self.retries else ""
         late = f", {self.not_durable} not durable" if self.not_durable else ""
-        return f"{self.tokens / self.seconds:,.0f} tokens/s, reward {reward}, {self.errors} errors{retries}{late}"
+        return f"{self.tokens / self.seconds:,.0f} tokens/s, reward {reward}, {counted(self.errors, 'error')}{retries}{late}"
 
 
 class Progress(Protocol):
@@ -201,7 +202,7 @@ def step_line(news: StepNews) -> str:
     dropped = ", ".join(f"{count} {name}" for name, count in lost.items() if count)
     rate = news.tokens / max(news.seconds, 1e-9)
     return (
-        f"{news.split} step {news.step}: {news.traces} traces, {news.tokens:,} tokens ({rate:,.0f}/s), "
+        f"{news.split} step {news.step}: {counted(news.traces, 'trace')}, {counted(news.tokens, 'token')} ({rate:,.0f}/s), "
         f"reward {reward}, {news.emitted} emitted{f'; {dropped}' if dropped else ''}"
         f"{f'; {trouble}' if (trouble := recording_trouble(news.recording)) else ''}"
     )
@@ -211,9 +212,12 @@ def recording_trouble(status: RecorderStatus | None) -> str:
     """What people should know of how recording goes; nothing where all is on disk."""
     if status is None:
         return ""
-    told = {"traces not durable in time": status.not_durable, "steps not on disk": status.pending_steps}
-    told["traces lost"] = status.lost
-    counts = ", ".join(f"{count} {name}" for name, count in told.items() if count)
+    told = (
+        (status.not_durable, "trace", "not durable in time"),
+        (status.pending_steps, "step", "not on disk"),
+        (status.lost, "trace", "lost"),
+    )
+    counts = ", ".join(f"{counted(count, what)} {how}" for count, what, how in told if count)
     return f"{counts} ({status.error})" if counts and status.error else counts or status.error or ""
 
 

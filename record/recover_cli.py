@@ -9,6 +9,7 @@ import typer
 
 from rolltape.record.recover import Recovered
 from rolltape.replay.console import out, print_json
+from rolltape.replay.words import counted
 
 
 def recover(
@@ -42,7 +43,7 @@ def lines(found: Recovered) -> list[str]:
     result = [f"left alone, its writer lives: {journal}" for journal in found.alive]
     for part in found.committed:
         lost = f", {part['lost']} lost" if part["lost"] else ""
-        result.append(f"committed {part['split']} {part['part']}: {part['traces']} traces{lost}")
+        result.append(f"committed {part['split']} {part['part']}: {counted(part['traces'], 'trace')}{lost}")
     if found.known:
         result.append(f"{found.known} journaled traces were committed already")
     result += [f"could not be read: {fault}" for fault in found.faults]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rolltape.replay.console import err, out, print_json, progress, table
+from rolltape.replay.words import counted
 
 if TYPE_CHECKING:
     from rolltape.record.rescore import Rescored
@@ -83,7 +84,8 @@ def print_rescored(run: str, to: str, result: Rescored) -> None:
     counts = result.changes.counts
     resumed = f" ({result.resumed} of them before)" if result.resumed else ""
     _say(
-        f"{run} → {to}: {result.steps + result.resumed} parts{resumed}, {counts['traces']} traces, {counts['scored']} scored, "
+        f"{run} → {to}: {counted(result.steps + result.resumed, 'part')}{resumed}, {counted(counts['traces'], 'trace')}, "
+        f"{counts['scored']} scored, "
         f"{counts['failed']} failed, {counts['untouched']} untouched; the total reward of {counts['changed']} changed"
     )
     for line in _named(result.signals):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rolltape.record.config import read_toml, refuse_v0
 from rolltape.replay.run import Run, open_run
+from rolltape.replay.words import of_steps
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, RunConflict
 from rolltape.schema.storage import AnyPath, place
@@ -52,7 +53,7 @@ def chosen(run: Run, options: RescoreOptions) -> list[Commit]:
         what = f"step {missing[0]}" if missing else "a committed step"
         where = "" if options.split is None else f" of split {options.split!r}"
         have = sorted({c.part.step for c in found})
-        known = f"recorded are {len(have)} steps from {have[0]} to {have[-1]}" if have else "none is committed"
+        known = f"recorded: {of_steps(have)}" if have else "none is committed"
         raise BadInput(f"{run.paths.root} holds no {what.removeprefix('a ')}{where} to re-score; {known}.")
     return chosen
 

@@ -18,6 +18,7 @@ import pyarrow.json as pjson
 import pyarrow.parquet as pq
 
 from rolltape.replay.annotations import KEYS, Column, Level
+from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def _counts_of(run: Run, traces: pa.ChunkedArray) -> pa.Table:
 
     nulls = traces.null_count
     if nulls:
-        raise BadInput(f"{nulls} rows have no trace_id; expected one on each.")
+        raise BadInput(f"{counted(nulls, 'row')} without a trace_id; expected one on each.")
     known = sql(run, f"SELECT {', '.join(_COUNTS)} FROM traces", split=None, all_attempts=True).to_arrow_table()
     places = pc.index_in(traces.combine_chunks(), value_set=known.column("trace_id").combine_chunks())
     if places.null_count:

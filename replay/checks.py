@@ -16,6 +16,7 @@ from rolltape.replay.findings import Finding
 from rolltape.replay.groups import check_groups
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.view import View, views
+from rolltape.replay.words import counted
 from rolltape.schema.records import Group
 
 
@@ -40,7 +41,7 @@ def rounded(table: pa.Table) -> list[Finding]:
     found = [(trace, decimals) for trace, decimals in zip(*columns, strict=True) if decimals is not None]
     decimals = min(d for _, d in found)
     message = (
-        f"{len(found)} traces, the first of them {found[0][0]}, have log-probs that Verifiers rounded to {decimals} "
+        f"{counted(len(found), 'trace')}, the first {found[0][0]}, with log-probs that Verifiers rounded to {decimals} "
         f"decimals, up to {0.5 * 10**-decimals:g} off those they were sampled with; let the trainer compute them again "
         "before it compares policies"
     )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from rolltape.replay.checks_base import Found, finding, nodes_of, place_of
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.view import View
+from rolltape.replay.words import counted
 from rolltape.schema.jsontext import unpack_extra
 
 ROUNDING = 1e-3
@@ -128,8 +129,8 @@ def _misplaced(view: View, tokens: npt.NDArray[Any]) -> Found:
             view,
             row,
             code,
-            f"node {index} has {len(at)} {what} tokens {'without' if missing else 'with'} a log-prob, first at token "
-            f"{at[0]}; expected exactly one for each sampled token",
+            f"node {index} has {counted(len(at), f'{what} token')} {'without' if missing else 'with'} a log-prob, first at "
+            f"token {at[0]}; expected exactly one for each sampled token",
             node=index,
             position=int(at[0]),
             expected=0,
@@ -166,7 +167,8 @@ def _sampled_places(view: View, _: ConvertOptions) -> Found:
             view,
             row,
             "sampled_place",
-            f"node {index} ({role}, sampled {bool(view.node_sampled[node])}) has {counts[node]} sampled tokens; expected "
+            f"node {index} ({role}, sampled {bool(view.node_sampled[node])}) has "
+            f"{counted(int(counts[node]), 'sampled token')}; expected "
             "them only on assistant messages that the model produced",
             node=index,
             expected=0,
@@ -185,7 +187,8 @@ def _usage(view: View, _: ConvertOptions) -> Found:
                 view,
                 row,
                 "usage",
-                f"node {index} has {tokens} sampled tokens, but {numbers[node]} completion tokens were reported; was an "
+                f"node {index} has {counted(int(tokens), 'sampled token')}, but "
+                f"{counted(int(numbers[node]), 'completion token')} reported; was an "
                 "end token appended that the model never sampled?",
                 severity="warning",
                 node=index,
@@ -272,7 +275,7 @@ def _clock(view: View, _: ConvertOptions) -> Found:
             view,
             int(row),
             "late_node",
-            f"{len(nodes)} nodes, the first of them node {index}, were added after scoring had begun, so the reward was "
+            f"{counted(len(nodes), 'node')}, from node {index} on, added after scoring had begun, so the reward was "
             "given without them; a longer timeout.rollout, or a shorter one at the engine, avoids it",
             node=index,
             found=len(nodes),

@@ -11,6 +11,7 @@ from rolltape.replay.branches import asked_again, leaves, path_to, superseded
 from rolltape.replay.checks_base import Found, finding, place_of
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.view import View
+from rolltape.replay.words import counted
 from rolltape.schema.records import exact_sum
 
 FORK_ADVICE = (
@@ -49,7 +50,7 @@ def _traces(view: View, options: ConvertOptions) -> Found:
                 view,
                 row,
                 "expected_sampled_tokens",
-                f"{sampled[row]} sampled tokens; {limits[0]} to {limits[1]} are expected",
+                f"{counted(int(sampled[row]), 'sampled token')}; {limits[0]} to {limits[1]} are expected",
                 expected=list(limits),
                 found=int(sampled[row]),
             )
@@ -63,7 +64,7 @@ def _why_empty(nodes: int, stop: str | None, cut: bool | None) -> str:
         return f"it was cut off before anything was sampled ({stop}): the limits leave no room for its first prompt"
     if not nodes:
         return "it ended without a model call"
-    return f"0 trainable tokens in {nodes} nodes; did the engine return token ids and log-probs?"
+    return f"0 trainable tokens in {counted(int(nodes), 'node')}; did the engine return token ids and log-probs?"
 
 
 def _branches(view: View, row: int, count: int, failed: bool, options: ConvertOptions) -> Found:

@@ -9,7 +9,7 @@ import typer
 from rolltape.replay.compact import TARGET, Compacted, Merged, compact
 from rolltape.replay.console import out, print_json, progress, table
 from rolltape.replay.run import open_run
-from rolltape.replay.words import size
+from rolltape.replay.words import counted, size
 
 
 def compact_command(
@@ -56,7 +56,8 @@ def _show(run: str, done: Compacted, dry_run: bool) -> None:
         said = "nothing was written; the same without --dry-run merges them"
     else:
         files, before = sum(m.files for m in done.merged), sum(m.bytes_before for m in done.merged)
-        said = f"{files} files ({size(before)}) no longer count; `rolltape prune {run} --replaced` says what it would remove"
+        old = f"{counted(files, 'file')} ({size(before)})"
+        said = f"no longer counted: {old}; `rolltape prune {run} --replaced` says what it would remove"
     out.print(f"{said}.", markup=False, highlight=False, soft_wrap=True)
 
 

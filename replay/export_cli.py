@@ -16,6 +16,7 @@ from rolltape.replay.export_verifiers import write_verifiers
 from rolltape.replay.options import BranchPolicy
 from rolltape.replay.run import open_run
 from rolltape.replay.sample_files import Written, write_samples
+from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput
 
 
@@ -82,9 +83,9 @@ def export(
     if as_json:
         print_json({"path": run, "run": opened.run_id, "format": form, **result.to_dict()})
         return
-    unit = {"verifiers": "lines", "hf": "conversations", "samples": "samples"}[form]
+    unit = {"verifiers": "line", "hf": "conversation", "samples": "sample"}[form]
     for file in result.files:
-        what = f"{file.lines:,} {unit}" + ("" if form == "samples" else f" of {file.traces:,} traces")
+        what = counted(file.lines, unit) + ("" if form == "samples" else f" of {counted(file.traces, 'trace')}")
         out.print(f"{file.path}: {what}", markup=False, highlight=False, soft_wrap=True)
     for path in result.configs:
         out.print(f"{path}: the environment", markup=False, highlight=False, soft_wrap=True)
@@ -93,7 +94,9 @@ def export(
     for warning in dict.fromkeys(result.warnings):
         err.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
     for sentence, count in result.notes.items():
-        out.print(f"{count:,} traces: {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        out.print(
+            f"{counted(count, 'trace')}: {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def _only_training(splits: Sequence[str] | None) -> None:

@@ -19,8 +19,8 @@ def left_out(
 ) -> list[str]:
     """Take away columns until the others fit into `width` characters of a dense table; names of those taken.
 
-    `columns`: the cells of each. `spare`: columns, or several that go together, the least wanted first. `gives`: columns that may be narrower than their
-    cells, and how narrow.
+    `columns`: the cells of each. `spare`: columns, or several that go together, the least wanted first. `gives`: columns that
+    may be narrower than their cells, and how narrow.
     """
     gone: list[str] = []
     for names in spare:

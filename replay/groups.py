@@ -17,6 +17,7 @@ import pyarrow as pa
 from rolltape.replay.findings import Finding
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.view import views
+from rolltape.replay.words import counted
 from rolltape.schema.records import Group, exact_sum, sum_rewards
 
 _COLUMNS = ("trace_id", "task_idx", "task_key", "rewards", "error_types")
@@ -113,14 +114,14 @@ def check_group(
 def _size(group: Group, options: ConvertOptions) -> Iterator[Finding]:
     size, wanted = len(group.trace_ids), options.expect.group_size
     if wanted is not None and size != wanted:
-        message = f"{size} traces; {wanted} are expected"
+        message = f"{counted(size, 'trace')}; {wanted} expected"
         yield _finding(group, "expected_group_size", message, expected=wanted, found=size)
     least = needed_size(group, options)
     if size < least or size > group.expected_size:
-        message = f"{size} traces where {group.expected_size} rollouts were asked for"
+        message = f"{counted(size, 'trace')}, asked for {counted(group.expected_size, 'rollout')}"
         yield _finding(group, "group_size", message, expected=group.expected_size, found=size)
     elif size < group.expected_size:
-        message = f"{size} traces where {group.expected_size} rollouts were asked for; min_group_size lets it go on"
+        message = f"{counted(size, 'trace')}, asked for {counted(group.expected_size, 'rollout')}; min_group_size lets it go on"
         yield _finding(group, "group_size", message, severity="warning", expected=group.expected_size, found=size)
 
 

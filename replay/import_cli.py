@@ -13,6 +13,7 @@ from rolltape.replay.console import err, out, print_json, progress
 from rolltape.replay.import_groups import GroupBy
 from rolltape.replay.import_lines import IS_FAST
 from rolltape.replay.importer import Imported, import_files
+from rolltape.replay.words import counted
 
 _MOST_SHOWN = 20
 _LONG = 20.0
@@ -74,17 +75,24 @@ _PHASES = {"reading": "reading, MB", "writing": "writing, steps"}
 
 
 def _print(done: Imported, run: str) -> None:
-    new = f"{done.traces} traces in {done.groups} groups, {done.tokens:,} tokens" if done.traces else "nothing new"
+    new = (
+        f"{counted(done.traces, 'trace')} in {counted(done.groups, 'group')}, {counted(done.tokens, 'token')}"
+        if done.traces
+        else "nothing new"
+    )
     _say(f"{new} → {run}")
     if len(done.releases) > 1:
         _say("of Verifiers " + ", ".join(f"{release}: {n}" for release, n in done.releases.items()))
     if done.known:
-        _say(f"{done.known} traces were there already" + (f"; {done.joined} groups got more" if done.joined else ""))
+        _say(
+            f"there already: {counted(done.known, 'trace')}"
+            + (f"; {counted(done.joined, 'group')} got more" if done.joined else "")
+        )
     if done.untrained:
-        _say(f"{done.untrained} traces are of agents that are not trained: they are rows, and in no group")
+        _say(f"{counted(done.untrained, 'trace')} of agents that are not trained: rows, and in no group")
     if done.rounded:
         _say(
-            f"{done.rounded} traces have log-probs that Verifiers rounded to 4 decimals: not those that were sampled with",
+            f"{counted(done.rounded, 'trace')} with log-probs that Verifiers rounded to 4 decimals: not those of the engine",
             "yellow",
         )
     several = len({left.file for left in done.left}) > 1
@@ -98,7 +106,7 @@ def _print(done: Imported, run: str) -> None:
         _say(sentence, "yellow")
     if not done.clean:
         parts = {k: getattr(done, k) for k in ("imported", "skipped", "repeated", "blank")}
-        _say(f"{done.lines} lines: " + ", ".join(f"{n} {k}" for k, n in parts.items() if n))
+        _say(f"{counted(done.lines, 'line')}: " + ", ".join(f"{n} {k}" for k, n in parts.items() if n))
 
 
 def _say(text: str, style: str | None = None) -> None:

@@ -23,6 +23,7 @@ from rolltape.replay.import_lines import Found, Taken, Taker
 from rolltape.replay.import_run import Target, target_at
 from rolltape.replay.import_sources import Block, Cut, Source, blocks, find_sources
 from rolltape.replay.import_steps import Members
+from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput
 
 Told = Callable[[Literal["reading", "writing"], int, int | None], None]
@@ -237,7 +238,7 @@ class _Reader:
         if not self.seen:
             first = next((left for left in result.left), None)
             why = f"; line {first.line}: {first.why}" if first else f"; {result.cut[0]}" if result.cut else ""
-            raise BadInput(f"{names}: {result.lines} lines and no Verifiers trace among them{why}.")
+            raise BadInput(f"{names}: {counted(result.lines, 'line')} and no Verifiers trace among them{why}.")
         result.groups = len(self.members)
         result.joined = sum(self.target.has(group.index) for group in self.members.values())
         result.releases = dict(sorted(self.releases.items()))

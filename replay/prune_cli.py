@@ -9,7 +9,7 @@ import typer
 from rolltape.replay.console import out, print_json, progress, table
 from rolltape.replay.prune import Plan, Pruned, Wish, plan, prune
 from rolltape.replay.run import Run, open_run
-from rolltape.replay.words import size
+from rolltape.replay.words import counted, size
 from rolltape.schema.errors import BadInput
 
 
@@ -124,7 +124,7 @@ def _told(done: Pruned) -> None:
         out.print(f"left as it is: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
     if done.plan.items:
         before, after = size(done.bytes_before), size(done.bytes_after)
-        _say(f"{done.removed} files removed; the run took {before} and takes {after}.")
+        _say(f"{counted(done.removed, 'file')} removed; the run took {before} and takes {after}.")
     else:
         _say("nothing to remove.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rolltape.replay.run import Run
-from rolltape.replay.words import size
+from rolltape.replay.words import counted, size
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput
 from rolltape.schema.fields import ROW
@@ -57,7 +57,8 @@ def _parts_gone(run: Run) -> Iterator[str]:
         gone = [d for d in run.contents.dropped if d.part.split == split]
         attempts = spans(d.part.attempt for d in gone)
         yield (
-            f"{split}: {len(gone)} parts that newer attempts took back were pruned ({sum(d.rows for d in gone)} traces of "
+            f"{split}: {counted(len(gone), 'part')} that newer attempts took back, pruned ("
+            f"{counted(sum(d.rows for d in gone), 'trace')} of "
             f"{_steps(d.part.step for d in gone)}, attempt {attempts}); nothing can be said of them any more."
         )
 
@@ -68,7 +69,7 @@ def _replaced_files(run: Run) -> Iterator[str]:
     found = [n for path, n in sizes(run.paths.traces, "*/*.parquet").items() if _is_replaced(run, part_of(path))]
     if found:
         yield (
-            f"{len(found)} files ({size(sum(found))}) that were rewritten are still there and do not count; `rolltape "
+            f"{counted(len(found), 'file')} ({size(sum(found))}) still there that were rewritten and do not count; `rolltape "
             f"prune {run.paths.root} --replaced` removes them."
         )
 

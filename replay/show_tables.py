@@ -74,7 +74,10 @@ def _facts(trace: Trace, path: str, look: Look) -> Iterator[tuple[str, str | Tex
     if row["handed_reward"] is not None:
         yield "handed", f"{row['handed_reward']}, changed by a hook of the trainer"
     if row["remove_sample"] and any(row["remove_sample"]):
-        yield "removed", f"{sum(row['remove_sample'])} of {len(row['remove_sample'])} Samples, by a hook of the trainer"
+        yield (
+            "removed",
+            f"{sum(row['remove_sample'])} of {counted(len(row['remove_sample']), 'Sample')}, by a hook of the trainer",
+        )
     if trace.place.group is not None:
         yield "group", _group(trace.place.group)
     if row["metrics"]:
@@ -147,7 +150,7 @@ def _group(group: GroupRecord) -> str:
         f"{name} {_number(r.sum)}" if r.sum is not None else f"{name} none ({r.count} of {len(group.trace_ids)} scored)"
         for name, r in group.rewards.items()
     )
-    size = f"{len(group.trace_ids)} of {group.expected_size} rollouts"
+    size = f"{len(group.trace_ids):,} of {counted(group.expected_size, 'rollout')}"
     return f"{size}; sums: {sums}" if sums else size
 
 
@@ -155,8 +158,8 @@ def _size(row: Mapping[str, Any]) -> str:
     branches = f", {row['num_branches']} branches" if (row["num_branches"] or 0) > 1 else ""
     ended = f"ended by {row['stop_condition']}" if row["stop_condition"] else "how it ended is not recorded"
     cut = ", truncated" if row["is_truncated"] else ""
-    counts = f"{count(row['num_turns'])} turns in {count(row['num_nodes'])} messages{branches}"
-    return f"{counts}; {_exact(row['num_tokens'])} tokens, {_exact(row['num_sampled'])} sampled; {ended}{cut}"
+    counts = f"{counted(row['num_turns'], 'turn')} in {counted(row['num_nodes'], 'message')}{branches}"
+    return f"{counts}; {counted(row['num_tokens'], 'token')}, {_exact(row['num_sampled'])} sampled; {ended}{cut}"
 
 
 def _exact(value: int | None) -> str:
@@ -265,7 +268,7 @@ def _line(message: Message) -> Text:
     line = Text().append(printable(role), style=f"bold {_ROLES.get(role, 'white')}")
     if fields["name"] or fields["tool_call_id"]:
         line.append(printable(f" {fields['name'] or ''} ← {fields['tool_call_id'] or '?'}"))
-    told = [f"#{message.index}", f"{_exact(fields['tokens'])} tokens"]
+    told = [f"#{message.index}", counted(fields["tokens"], "token")]
     if fields["sampled"]:
         told[-1] += f", {_exact(fields['logprobs'])} sampled"
         told += [str(reason)] if (reason := fields["finish_reason"]) else []
@@ -285,7 +288,7 @@ def _turn(turn: Mapping[str, Any]) -> list[str]:
     if turn.get("weight_version") is not None:
         told.append(f"weights {turn['weight_version']}")
     if turn.get("retries"):
-        told.append(f"{turn['retries']} requests before it failed")
+        told.append(f"{counted(turn['retries'], 'request')} before it failed")
     return told
 
 
@@ -356,7 +359,7 @@ def _likelihood(tokens: Sequence[Token], look: Look) -> Text:
         if worst:
             told.append("least likely " + ", ".join(f"{_text(t, look)} {_percent(math.exp(p))}" for p, t in worst))
     if without:
-        told.append(f"{without:,} sampled tokens without a finite log-prob")
+        told.append(f"{counted(without, 'sampled token')} without a finite log-prob")
     return Text("; ".join(told), style="dim")
 
 

@@ -20,6 +20,7 @@ from rolltape.replay.sql.connection import ask
 from rolltape.replay.sql.declare import View
 from rolltape.replay.sql.output import Format, shown, write
 from rolltape.replay.sql.views import VIEWS
+from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput, RolltapeError, RunConflict
 
 _HELP = """\
@@ -164,7 +165,7 @@ def _answer(
         err.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     if to is not None:
         count = _written(answer.relation, format, to)
-        err.print(f"{to}: {count:,} rows", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"{to}: {counted(count, 'row')}", markup=False, highlight=False, soft_wrap=True)
     elif format == "table":
         out.print(shown(answer.relation, rows, out))
     else:

@@ -27,6 +27,7 @@ from rolltape.replay.rewrite import same_rows
 from rolltape.replay.run import Run
 from rolltape.replay.verify_annotations import check_annotations
 from rolltape.replay.view import COLUMNS
+from rolltape.replay.words import counted
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable
 from rolltape.schema.fields import OUTCOME
@@ -172,7 +173,7 @@ class _Part:
         table = pa.concat_tables(tables) if tables else None
         self.rows = 0 if table is None else table.num_rows
         if self.rows != self.commit.file.rows:
-            yield self._finding("rows", f"{self.rows} rows, but {self.commit.file.rows} were committed")
+            yield self._finding("rows", f"{counted(self.rows, 'row')}, but {self.commit.file.rows:,} were committed")
         elif table is not None:
             yield from self._scores(table)
         yield from self._coverage(table)
@@ -207,11 +208,14 @@ class _Part:
         started = counts.pop("started", 0)
         if started != sum(counts.values()):
             yield self._finding(
-                "coverage", f"{started} tries started, but {sum(counts.values())} are accounted for ({counts})"
+                "coverage",
+                f"{counted(started, 'try', 'tries')} started, but {sum(counts.values())} are accounted for ({counts})",
             )
         lost = counts.pop("lost", 0)
         if lost:
-            yield self._finding("lost", f"{lost} tries started and left no trace", severity="warning", found=lost)
+            yield self._finding(
+                "lost", f"{counted(lost, 'try', 'tries')} started and left no trace", severity="warning", found=lost
+            )
         said = Counter([] if table is None else table.column("disposition").to_pylist())
         if dict(said) != {k: v for k, v in counts.items() if v}:
             yield self._finding(

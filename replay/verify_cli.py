@@ -232,8 +232,15 @@ def _print_retokenized(said: Mapping[str, Any]) -> None:
     out.print()
     nodes = [(name, counts[name], meaning) for name, meaning in _VERDICTS.items() if counts.get(name)]
     _say(
-        f"Rendered again: {counts.get('traces', 0)} traces, {counts.get('branches', 0)} branches, {counts.get('nodes', 0)} "
-        f"nodes, {counts.get('tokens', 0):,} tokens"
+        "Rendered again: "
+        + ", ".join(
+            (
+                counted(counts.get("traces", 0), "trace"),
+                counted(counts.get("branches", 0), "branch", "branches"),
+                counted(counts.get("nodes", 0), "node"),
+                counted(counts.get("tokens", 0), "token"),
+            )
+        )
     )
     out.print(table("", ("nodes", "count", "meaning"), nodes, right=("count",)))
     forks = [f"{n} {name.removeprefix('forks ')}" for name, n in counts.items() if name.startswith("forks") and n]
@@ -247,7 +254,8 @@ def _print_recomputed(said: Mapping[str, Any]) -> None:
     out.print()
     counts = said["counts"]
     _say(
-        f"Log-probs of {counts.get('traces', 0)} traces by {counts.get('requests', 0)} requests: recomputed - recorded; k3 "
+        f"Log-probs of {counted(counts.get('traces', 0), 'trace')} by "
+        f"{counted(counts.get('requests', 0), 'request')}: recomputed - recorded; k3 "
         "estimates KL(recorded || recomputed)"
     )
     total = [("all", *_gap(said["total"]))]
@@ -272,7 +280,9 @@ def _gap(gap: Mapping[str, Any]) -> Sequence[str]:
 
 def _print_notes(notes: Mapping[str, int]) -> None:
     for note, count in notes.items():
-        _say(f"{count} {note}" if note.startswith(("traces", "files")) else f"{note} ({count} traces)")
+        head, _, rest = note.partition(" ")
+        many = head in ("traces", "files")
+        _say(f"{counted(count, head[:-1])} {rest}" if many else f"{note} ({counted(count, 'trace')})")
 
 
 def _say(line: str, style: str | None = None) -> None:

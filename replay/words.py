@@ -29,9 +29,9 @@ def count(value: float | None) -> str:
     return f"{value:.0f}T"
 
 
-def counted(number: int, what: str, many: str = "") -> str:
+def counted(number: int | None, what: str, many: str = "") -> str:
     """How many of something there are: 1 file, 3 files, 1,024 batches (`many`: its plural, unless it ends in s)."""
-    return f"{number:,} {what if number == 1 else many or what + 's'}"
+    return f"{MISSING if number is None else f'{number:,}'} {what if number == 1 else many or what + 's'}"
 
 
 def size(value: float | None) -> str:

@@ -27,7 +27,7 @@ def test_what_is_not_on_disk_stands_in_the_line_of_a_step() -> None:
     step = StepNews("train", 2, 4, 4, 4, 40, 0.5, 2.0, {"emitted": 4}, RecorderStatus(0, 0, 0, None))
     assert step_line(step).endswith("4 emitted")
     told = step_line(replace(step, recording=RecorderStatus(3, 1, 2, "disk full")))
-    assert told.endswith("; 3 traces not durable in time, 1 steps not on disk, 2 traces lost (disk full)")
+    assert told.endswith("; 3 traces not durable in time, 1 step not on disk, 2 traces lost (disk full)")
     tally = Tally()
     tally.add(news(durable=False))
     assert str(tally).endswith("0 errors, 1 not durable")
@@ -38,7 +38,7 @@ def test_tries_that_are_run_again_count_as_retries_and_not_as_traces() -> None:
     for each in (news(reward=None, error="E: x", retried=True), news(), news(reward=0.0)):
         tally.add(each)
     assert (tally.traces, tally.tokens, tally.errors, tally.retries, tally.reward) == (2, 30, 1, 1, 0.5)
-    assert "reward 0.500, 1 errors, 1 retried" in str(tally)
+    assert "reward 0.500, 1 error, 1 retried" in str(tally)
 
 
 def test_lines_go_to_a_log_and_hold_no_markup() -> None:
@@ -61,7 +61,7 @@ def test_bars_are_drawn_on_a_terminal_and_end_cleanly() -> None:
         terminal.step_ended(StepNews("train", step, 1, 1, 1, 10, 1.0, 1.0, {"emitted": 1}))
     terminal.close()
     assert "train step 2 of 2" in out.getvalue()
-    assert "train step 2: 1 traces" in out.getvalue()
+    assert "train step 2: 1 trace," in out.getvalue()
 
 
 def test_the_display_suits_the_output() -> None:

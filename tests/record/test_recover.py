@@ -501,7 +501,7 @@ def test_the_command_says_what_it_settled(dead: Path, capsys: pytest.CaptureFixt
     journal = RunPaths(dead).journal(0, "gone")
     assert rolltape(capsys, "recover", str(dead)) == (
         0,
-        f"committed train 00000001.0.gone: 1 traces, 1 lost\nremoved: {journal}\n",
+        f"committed train 00000001.0.gone: 1 trace, 1 lost\nremoved: {journal}\n",
         "",
     )
     assert rolltape(capsys, "recover", str(dead)) == (0, "nothing to settle\n", "")

@@ -212,7 +212,7 @@ for line in sys.stdin:
 """
     said = {
         f"nowhere --config {tmp_path}/good.toml --out new": "nowhere does not exist",
-        f"{run} --config good.toml --out new --step 7": "no step 7 to re-score; recorded are 1 steps from 0 to 0",
+        f"{run} --config good.toml --out new --step 7": "no step 7 to re-score; recorded: step 0",
         f"{run} --config none.toml --out new": "There is no file none.toml",
         f"{run} --config old.toml --out new": "is a V0 environment",
         f"{run} --config good.toml --out {run}": "is the run itself",

@@ -281,7 +281,7 @@ def test_the_recover_command_takes_a_url(url: str) -> None:
     recorder.add(trace("a"), at(0))
     recorder.close()
     result = CliRunner().invoke(app, ["recover", url])
-    assert (result.exit_code, result.output.startswith("committed train 00000000.0.main: 1 traces")) == (0, True)
+    assert (result.exit_code, result.output.startswith("committed train 00000000.0.main: 1 trace")) == (0, True)
 
 
 def test_a_run_is_recorded_recovered_verified_queried_compacted_and_pruned_in_a_store(url: str, way: Road) -> None:

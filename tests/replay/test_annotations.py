@@ -196,7 +196,7 @@ def test_the_mismatch_of_trainer_and_engine_is_what_numpy_says(demo_run: Path, t
     [
         ({"trace_id": ["a", "x", "y"], "v": [1, 2, 3]}, "2 traces are not in the run: x, y; expected ids"),
         ({"trace_id": ["a", "a"], "v": [1, 2]}, "1 key comes more than once, such as trace_id a"),
-        ({"trace_id": ["a", None], "v": [1, 2]}, "1 rows have no trace_id"),
+        ({"trace_id": ["a", None], "v": [1, 2]}, "1 row without a trace_id"),
         ({"trace_id": ["a"], "node": [4], "v": [1]}, "trace a: there is no node 4; it has 4 nodes, counted from 0"),
         ({"trace_id": ["a"], "node": [-1], "v": [1]}, "no node -1"),
         ({"trace_id": ["a"], "node": [None], "v": [1]}, "no node None"),

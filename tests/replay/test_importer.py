@@ -203,7 +203,7 @@ def test_nesting_at_the_edge_of_reason_is_kept_or_named(tmp_path: Path, depth: i
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"not json\n", b"[]\n"])
 def test_a_file_without_any_trace_is_refused_and_leaves_nothing(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "traces.jsonl").write_bytes(data)
-    with pytest.raises(BadInput, match=r"traces\.jsonl: \d+ lines and no Verifiers trace among them"):
+    with pytest.raises(BadInput, match=r"traces\.jsonl: \d+ lines? and no Verifiers trace among them"):
         import_files(tmp_path / "traces.jsonl", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

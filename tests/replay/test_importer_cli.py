@@ -60,11 +60,11 @@ def test_importing_again_says_that_nothing_is_new(rolltape: Run, tmp_path: Path)
     (tmp_path / "t.jsonl").write_text(json.dumps(turn(id="a")))
     rolltape("import", tmp_path / "t.jsonl", "--run", tmp_path / "run")
     code, out, _ = rolltape("import", tmp_path / "t.jsonl", "--run", tmp_path / "run")
-    assert (code, out) == (0, f"nothing new → {tmp_path / 'run'}\n1 traces were there already\n")
+    assert (code, out) == (0, f"nothing new → {tmp_path / 'run'}\nthere already: 1 trace\n")
     (tmp_path / "t.jsonl").write_text("\n".join(json.dumps(turn(id=i)) for i in "ab"))
     code, out, _ = rolltape("import", tmp_path / "t.jsonl", "--run", tmp_path / "run")
     assert code == 0
-    assert out.splitlines()[1] == "1 traces were there already; 1 groups got more"
+    assert out.splitlines()[1] == "there already: 1 trace; 1 group got more"
 
 
 def test_strict_refuses_with_the_first_bad_line(rolltape: Run, tmp_path: Path) -> None:
@@ -87,13 +87,10 @@ def test_a_recorded_run_takes_no_import(rolltape: Run, tmp_path: Path) -> None:
 def test_rounded_log_probs_are_told_by_import_verify_and_convert(rolltape: Run, tmp_path: Path) -> None:
     code, out, _ = rolltape("import", ROUNDED, "--run", tmp_path / "run")
     assert code == 0
-    assert "4 traces have log-probs that Verifiers rounded to 4 decimals" in out
+    assert "4 traces with log-probs that Verifiers rounded to 4 decimals" in out
     code, out, _ = rolltape("verify", tmp_path / "run")
     assert (code, out.count("logprobs_rounded"), out.splitlines()[-1]) == (0, 1, "clean, 1 warning")
-    assert (
-        "4 traces, the first of them 1dacfe9e233d41b88f6be1f95f6a2453, have log-probs that Verifiers rounded to 4"
-        in out
-    )
+    assert "4 traces, the first 1dacfe9e233d41b88f6be1f95f6a2453, with log-probs that Verifiers rounded to 4" in out
     code, _, err = rolltape("convert", tmp_path / "run", "--out", tmp_path / "s.jsonl")
     assert (code, err.count("logprobs_rounded")) == (0, 1)
     code, out, _ = rolltape("convert", tmp_path / "run", "--out", tmp_path / "s2.jsonl", "--json")

@@ -91,7 +91,7 @@ def test_verify_says_what_nothing_can_be_said_of_any_more(root: Path) -> None:
     result = verify(open_run(root))
     assert result.findings == []
     assert result.notes == [
-        "train: 1 parts that newer attempts took back were pruned (2 traces of step 3, attempt 0); nothing can be said of them "
+        "train: 1 part that newer attempts took back, pruned (2 traces of step 3, attempt 0); nothing can be said of them "
         "any more."
     ]
     assert prune(open_run(root), Wish(superseded=True)).removed == 0

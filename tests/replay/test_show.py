@@ -246,7 +246,7 @@ def test_a_conversation_is_shown_with_roles_calls_and_reasoning(tmp_path: Path) 
         "tool search ← call-1  #2; 2 tokens",
         "  found it",
         "",
-        "assistant  #3; 2 tokens, 1 sampled; stop; took 2.0 s; weights 8; 1 requests before it failed",
+        "assistant  #3; 2 tokens, 1 sampled; stop; took 2.0 s; weights 8; 1 request before it failed",
         "  There.",
     ]
 
@@ -322,7 +322,7 @@ def test_why_a_trace_was_dropped_is_said_with_what_it_means(tmp_path: Path) -> N
     shown = drawn(tmp_path)
     assert "outcome  filtered: was dropped by a filter of the trainer\nwhy      no spread" in shown
     assert "handed   0.5, changed by a hook of the trainer" in shown
-    assert "removed  1 of 1 Samples" in shown
+    assert "removed  1 of 1 Sample, by" in shown
 
 
 def test_times_settings_and_truncation_are_shown(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_sampled_tokens_without_a_log_prob_are_no_certain_ones(tmp_path: Path) -
     only(tmp_path, record)
     shown = drawn(tmp_path, tokens=True, logprobs=True)
     assert "10:-0.10 ‹11:nan›" in shown
-    assert "1 sampled tokens without a finite log-prob" in shown
+    assert "1 sampled token without a finite log-prob" in shown
 
 
 def test_many_tokens_are_cut_and_the_rest_counted(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def chosen_commits(
         if split.startswith("eval") and split not in named:
             commits += [c for c in run.commits(split) if not steps or c.part.step in steps]
     if not commits:
-        others = f" Recorded are {_listed(recorded)}: choose with --split or --eval." if recorded else ""
+        others = f" Recorded are {_listed(recorded)}: choose with --split." if recorded else ""
         raise BadInput(f"{run.paths.root}: nothing was recorded in {_listed(named)}.{others}")
     return commits
 

@@ -55,4 +55,4 @@ def _all(kind: Sequence[Finding]) -> str:
     where = f", of {counted(traces, 'trace')}" if traces else ""
     where += f" in {of_steps(steps)}" if steps else ""
     first = kind[0]
-    return f"{first.severity} {first.code}: {len(kind):,} in all{where} (--all lists each)"
+    return f"{first.severity} {first.code}: {len(kind):,} in all{where} (`rolltape verify --all` lists each)"

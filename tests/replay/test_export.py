@@ -91,7 +91,7 @@ def test_a_run_without_training_says_which_splits_it_has(tmp_path: Path) -> None
     with pytest.raises(BadInput, match=r"nothing was recorded in 'train'\.$"):
         chosen_commits(open_run(root))
     put_step(root, 0, [turn()], split="eval", fates={"t": "eval"})
-    with pytest.raises(BadInput, match=r"Recorded are 'eval': choose with --split or --eval"):
+    with pytest.raises(BadInput, match=r"Recorded are 'eval': choose with --split"):
         chosen_commits(open_run(root))
     assert [c.part.split for c in chosen_commits(open_run(root), evaluations=True)] == ["eval"]
 

@@ -26,7 +26,7 @@ def test_a_few_findings_of_a_code_are_all_shown() -> None:
 
 def test_of_many_findings_some_are_shown_and_all_are_counted() -> None:
     shown = [line for line, _ in lines(many("a", 40))]
-    assert shown[0] == "error a: 40 in all, of 20 traces in steps 0–9 (--all lists each)"
+    assert shown[0] == "error a: 40 in all, of 20 traces in steps 0–9 (`rolltape verify --all` lists each)"
     assert shown[1:] == [f"  such as step 0, trace t{i // 2}: {i} of 40" for i in range(3)]
 
 
@@ -69,7 +69,7 @@ def test_verify_merges_findings_and_lists_them_on_request_and_as_json(tmp_path: 
         put_step(tmp_path, step, records, fates={r["id"]: "emitted" for r in records}, digest_converted=None)
     code, out, _ = rolltape("verify", tmp_path)
     assert code == 1
-    assert "error reward_value: 32 in all, of 32 traces in steps 0–3 (--all lists each)" in out
+    assert "error reward_value: 32 in all, of 32 traces in steps 0–3 (`rolltape verify --all` lists each)" in out
     assert sum("is nan" in line for line in out.splitlines()) == 3
     assert "findings" in out.splitlines()[-1]
     _, out, _ = rolltape("verify", tmp_path, "--all")

@@ -21,7 +21,7 @@ from rolltape.replay.run import Run
 from rolltape.replay.verify import check_file
 from rolltape.replay.whole import naming
 from rolltape.schema.commits import Commit
-from rolltape.schema.errors import BadInput, Damaged, RolltapeError
+from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable
 from rolltape.schema.paths import Part, part_of
 from rolltape.schema.storage import AnyPath, listed
 
@@ -95,6 +95,8 @@ def _approve(run: Run, commit: Commit, branch_policy: BranchPolicy | None, write
     path, notes = run.paths.expected(commit.part), []
     try:
         before = read_expected(path)
+    except Unreachable:
+        raise
     except RolltapeError as error:
         before = None
         notes.append(f"{_REPLACED}: {error}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,14 +10,17 @@ import typer
 from rolltape.replay.approve import Approval, approve
 from rolltape.replay.console import out, print_json, progress, table
 from rolltape.replay.folders import need_runs
+from rolltape.replay.listing import runs_in_store
 from rolltape.replay.options import CONVERTER_VERSION, BranchPolicy
 from rolltape.replay.run import open_run
-from rolltape.schema.errors import BadInput, RunNotFound
-from rolltape.schema.storage import is_url
+from rolltape.schema.errors import RunNotFound
+from rolltape.schema.storage import AnyPath, StorePath, place
 
 
 def approve_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold runs.")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Folders or URLs of runs, or of what holds runs.")
+    ],
     split: Annotated[
         list[str] | None, typer.Option(help="Only this split, such as train or eval-NAME; repeatable.")
     ] = None,
@@ -41,13 +43,8 @@ def approve_command(
 
     Exit code: 0 approved; 1 something would change (--dry-run); 2 refused.
     """
-    for given in filter(is_url, runs):
-        raise BadInput(f"{given} is a URL; approved Samples lie beside a run on this machine: copy it here first.")
-    try:
-        folders = [run for given in runs for run in need_runs(given)]
-    except FileNotFoundError as error:
-        raise RunNotFound(str(error)) from None
-    approved: dict[Path, list[Approval]] = {}
+    folders = [run for given in runs for run in _runs(place(given))]
+    approved: dict[AnyPath, list[Approval]] = {}
     with progress("replaying, steps") as tell:
         for folder in dict.fromkeys(folders):
             approved[folder] = approve(
@@ -67,7 +64,20 @@ def approve_command(
     raise typer.Exit(1 if dry_run and changed else 0)
 
 
-def _show(approved: Mapping[Path, Sequence[Approval]], changed: int, dry_run: bool) -> None:
+def _runs(where: AnyPath) -> list[AnyPath]:
+    """The run at a place, or those below it. Raises RunNotFound where there is none."""
+    if isinstance(where, StorePath):
+        found: list[AnyPath] = [*runs_in_store(where)]
+        if not found:
+            raise RunNotFound(f"{where} holds no recorded run; give the URL of a run, or of what holds runs.")
+        return found
+    try:
+        return [*need_runs(where)]
+    except FileNotFoundError as error:
+        raise RunNotFound(str(error)) from None
+
+
+def _show(approved: Mapping[AnyPath, Sequence[Approval]], changed: int, dry_run: bool) -> None:
     """What is not the same as before, a row a part with its notes, and the sums."""
     rows = [
         (folder, a.part.split, a.part.step, a.part.writer, a.samples, a.state, "\n".join(a.notes))

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from rolltape.replay.convert import SampleGroup
 from rolltape.replay.digest import DIGEST_FIELDS, canonical, digest
 from rolltape.replay.sample import Sample, Status
-from rolltape.schema.errors import Damaged, UnsupportedVersion
+from rolltape.schema.errors import Damaged, Unreachable, UnsupportedVersion
 from rolltape.schema.parquet import PAGE_BYTES, put_bytes
 from rolltape.schema.storage import AnyPath
 
@@ -61,6 +61,8 @@ class Expected:
         try:
             rows = [row for row in _open(self.path).read().to_pylist() if row["stage"] == stage]
             groups = _groups(rows)
+        except Unreachable:
+            raise
         except (OSError, pa.ArrowException, KeyError, ValueError) as error:
             raise _damaged(self.path, str(error)) from error
         if digest(groups, self.converter) != self.digests.get(stage):
@@ -78,6 +80,8 @@ def read_expected(path: AnyPath) -> Expected | None:
         found = head["format"]
     except FileNotFoundError:
         return None
+    except Unreachable:
+        raise
     except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
         raise _damaged(path, str(error)) from error
     if found != FORMAT:

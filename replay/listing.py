@@ -18,7 +18,7 @@ from rolltape.replay.run import Run, open_run
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import RolltapeError, RunNotFound, Unreachable, UnsupportedVersion
 from rolltape.schema.records import RewardSum, exact_sum
-from rolltape.schema.storage import AnyPath, StorePath, listed, place, sizes
+from rolltape.schema.storage import AnyPath, StorePath, each, place, sizes
 
 State = Literal["complete", "being written", "needs recover", "damaged", "newer version"]
 """Everything that ended is committed; a writer is at work; one died and left a journal; bytes are wrong or gone."""
@@ -69,13 +69,12 @@ class Listing:
 def list_runs(folder: str | AnyPath = ".", told: Callable[[int], None] | None = None) -> Listing:
     """Every run at or below `folder`, newest first. Raises RunNotFound where there is no such folder.
 
-    Folders with a leading dot are not searched, nor those below a run; in an object store two levels are. `told` is called
-    with the number of runs read.
+    Folders with a leading dot are not searched, nor those below a run. `told` is called with the number of runs read.
     """
     root = place(folder)
     unreadable: list[str] = []
     runs = []
-    for path in _in_store(root) if isinstance(root, StorePath) else _in_folder(root, unreadable):
+    for path in runs_in_store(root) if isinstance(root, StorePath) else _in_folder(root, unreadable):
         runs.append(look_at(path, _below(root, path)))
         if told is not None:
             told(len(runs))
@@ -89,9 +88,18 @@ def _below(root: AnyPath, path: AnyPath) -> str:
     return str(path).removeprefix(str(root)).strip("/") or "."
 
 
-def _in_store(root: StorePath) -> Iterator[AnyPath]:
-    for pattern in ("run.json", "*/run.json", "*/*/run.json"):
-        yield from (file.parent for file in listed(root, pattern))
+def runs_in_store(root: StorePath) -> Iterator[StorePath]:
+    """Prefixes at or below `root` with a run.json, level by level: what lies below a run, which is most, is not listed.
+
+    Raises RunNotFound where nothing lies below `root`, Unreachable where the store does not answer.
+    """
+    level = [root]
+    while level:
+        found = list(zip(level, each(StorePath.folders, level, remote=True), strict=True))
+        if level == [root] and found[0][1] == ([], []):
+            raise RunNotFound(root.missing_bucket or f"{root}: no object lies there or below.")
+        yield from (place_ for place_, (_, names) in found if "run.json" in names)
+        level = [f for _, (below, names) in found if "run.json" not in names for f in below if f.name[:1] != "."]
 
 
 def _in_folder(root: Path, unreadable: list[str]) -> Iterator[AnyPath]:

@@ -70,7 +70,8 @@ def open_run(path: str | AnyPath) -> Run:
 
 def _missing(root: AnyPath) -> str:
     if isinstance(root, StorePath):
-        return f"{root} holds no run.json, so there is no recorded run; a run is what `rolltape record --run` wrote."
+        said = f"{root} holds no run.json, so there is no recorded run; a run is what `rolltape record --run` wrote."
+        return root.missing_bucket or said
     if not root.exists():
         return f"{root} does not exist; expected the folder of a recorded run. `rolltape demo` records one to look at."
     return f"{root} holds no run.json, so it is no recorded run; a run is what `rolltape record --run` wrote."

@@ -9,14 +9,16 @@ objects are put, read, listed and removed; nothing is appended to, nothing is re
                       one name within the same milliseconds can both believe they were first, so the names of what matters
                       are not shared: a commit has its attempt and writer in its name. Writers of one machine are kept
                       apart by a lock in the state folder.
-    no answer         `Unreachable`; the recorder keeps what it has in its journal and tries again.
+    no answer         `Unreachable`, after three tries or 15 seconds of them; the recorder keeps what it has in its journal and
+                      tries again.
 
 An object store has no place for a journal, which grows by every trace. It stays on this machine, in the state folder:
 `$ROLLTAPE_STATE`, else `$XDG_STATE_HOME/rolltape`, else `~/.local/state/rolltape`, one folder a run below.
 
 Amazon's S3 and what speaks it need nothing more than pyarrow, and take the usual variables: AWS_ACCESS_KEY_ID,
 AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL, AWS_MAX_ATTEMPTS. So do gs://, abfs:// and
-hdfs://, as pyarrow knows them; every other scheme is fsspec's.
+hdfs://, as pyarrow knows them (GOOGLE_APPLICATION_CREDENTIALS, AZURE_TENANT_ID and so on), with its options behind a `?`, such
+as `gs://bucket/run?retry_limit_seconds=60`; every other scheme is fsspec's.
 """
 
 from __future__ import annotations
@@ -44,11 +46,27 @@ STATE_VARIABLE = "ROLLTAPE_STATE"
 READERS = 16
 """Small objects that are read at once: each costs a journey to the store."""
 PIECE = 8 << 20
+PATIENCE = 15
+"""Seconds for which Google's store is asked again where it does not answer; its own default is 15 minutes."""
 _NATIVE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+_BUCKETS = {"s3": "bucket", "gs": "bucket", "gcs": "bucket", "abfs": "container", "abfss": "container"}
+"""What the first part of a path is, where it has to be made before anything is put."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://(.*)", re.DOTALL)
 _MANGLED = re.compile(rf"({'|'.join(_NATIVE)}):/([^/].*)", re.DOTALL)
-_NOISE = re.compile(r"^When [^:]*: |\s*\(Request ID: [^)]*\)|\s*Detail: .*", re.DOTALL)
+_NOISE = re.compile(
+    r"^When [^:]*: |\s*\(Request ID: [^)]*\)|\s*Detail: .*|google::cloud::Status\(|\s*error_info=\{.*|N5Azure\w+: |\n.*",
+    re.DOTALL,
+)
 _SIGNS = ("AWS Error", "google::cloud", "Azure", "curlCode")
+_NO_NETWORK = re.compile(
+    r"NETWORK_CONNECTION|UNAVAILABLE|CURL error|curlCode|Couldn't connect|resolve host", re.IGNORECASE
+)
+_NO_BUCKET = re.compile(r"NO_SUCH_BUCKET|ContainerNotFound|bucket does not exist", re.IGNORECASE)
+_REFUSED = re.compile(
+    r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN_ID|EXPIRED_TOKEN|PERMISSION_DENIED|"
+    r"UNAUTHENTICATED|OAuth2|Authentication|AuthorizationFailure|HTTP status 40[13]",
+    re.IGNORECASE,
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -125,6 +143,17 @@ class StorePath:
             raise FileNotFoundError(2, "No such object", self.url)
         return int(info.size)
 
+    @property
+    def missing_bucket(self) -> str | None:
+        """A sentence where the bucket or container that this lies in is not there; None where it is, or that is not told."""
+        scheme, bucket = self.url.partition(":")[0], self.key.partition("/")[0]
+        if scheme not in _BUCKETS:
+            return None
+        with suppress(OSError, pa.ArrowException):  # who may read a prefix may not always ask for the bucket
+            if self.files.get_file_info(bucket).type == fs.FileType.NotFound:
+                return _no_bucket(self.url)
+        return None
+
     def _info(self) -> fs.FileInfo:
         with _told(self):
             return self.files.get_file_info(self.key)
@@ -147,6 +176,14 @@ class StorePath:
         with _told(self):
             found = self.files.get_file_info(fs.FileSelector(self.key, allow_not_found=True))
         yield from sorted(self / info.path[len(self.key) + 1 :] for info in found)
+
+    def folders(self) -> tuple[list[StorePath], list[str]]:
+        """What lies directly below: prefixes that have more below them, sorted, and names of objects. Costs a listing."""
+        with _told(self):
+            found = self.files.get_file_info(fs.FileSelector(self.key, allow_not_found=True))
+        names = [(info.path[len(self.key) + 1 :], info.type) for info in found]
+        below = sorted(self / name for name, type_ in names if type_ == fs.FileType.Directory)
+        return below, [name for name, type_ in names if type_ == fs.FileType.File]
 
     # -- reading
 
@@ -225,7 +262,8 @@ def place(where: str | Path | StorePath, state: str | Path | None = None) -> Any
         return Path(unquote(urlsplit(str(where)).path))
     url = f"{scheme}://{rest.rstrip('/')}"
     files, key = _opened(scheme, url, os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"))
-    return StorePath(url, key, files, _state(url, state))
+    name = url.partition("?")[0].rstrip("/") if scheme in _NATIVE else url
+    return StorePath(name, key, files, _state(url, state))
 
 
 def is_url(where: str | Path | StorePath) -> bool:
@@ -257,13 +295,22 @@ def _opened(scheme: str, url: str, endpoint: str | None) -> tuple[fs.FileSystem,
             )
         return _s3(key.partition("/")[0], endpoint), key
     try:
-        if scheme in _NATIVE:
+        if scheme in ("gs", "gcs"):
+            files, key = fs.FileSystem.from_uri(_patient(url))
+        elif scheme in _NATIVE:
             files, key = fs.FileSystem.from_uri(url)
         else:
             files, key = _of_fsspec(url)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInput(f"{url} cannot be opened as a place: {_plain(error)}.") from error
     return files, key.rstrip("/")
+
+
+def _patient(url: str) -> str:
+    """A URL of Google's store that says for how long to try again."""
+    if "retry_limit_seconds=" in url:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}retry_limit_seconds={PATIENCE}"
 
 
 def _s3(bucket: str, endpoint: str | None) -> fs.FileSystem:
@@ -324,10 +371,41 @@ def _told(path: StorePath) -> Iterator[None]:
             "written, such as s3://."
         ) from error
     except (OSError, pa.ArrowException) as error:
-        raise Unreachable(
-            f"{path.url}: the store did not do it ({_plain(error)}). Check the address, the credentials in the environment, "
-            "and AWS_ENDPOINT_URL for a store that is not Amazon's."
-        ) from error
+        raise Unreachable(_sentence(path.url, error)) from error
+
+
+def _sentence(url: str, error: Exception) -> str:
+    """What a store's error says, and what to do about it."""
+    said, plain = str(error), _plain(error)
+    if _NO_BUCKET.search(said):
+        return _no_bucket(url)
+    if not _NO_NETWORK.search(said) and (_REFUSED.search(said) or isinstance(error, PermissionError)):
+        return f"{url}: the store refused it for want of credentials that are right ({plain}). {_credentials(url)}"
+    return (
+        f"{url}: the store did not do it ({plain}). Check the address, the network, the credentials in the environment, and "
+        "AWS_ENDPOINT_URL for a store that is not Amazon's."
+    )
+
+
+def _no_bucket(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    what, bucket = _BUCKETS.get(scheme, "bucket"), rest.partition("/")[0]
+    where = " and AWS_ENDPOINT_URL and AWS_REGION, which say where it is looked for" if scheme == "s3" else ""
+    return f"{scheme}://{bucket}: there is no such {what}. Check its name{where}, or make it: rolltape does not."
+
+
+def _credentials(url: str) -> str:
+    scheme = url.partition(":")[0]
+    if scheme == "s3":
+        return (
+            "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, to those of somebody who may list, read and "
+            "write there, and AWS_ENDPOINT_URL for a store that is not Amazon's."
+        )
+    if scheme in ("gs", "gcs"):
+        return "Set GOOGLE_APPLICATION_CREDENTIALS to the key file of an account that may list, read and write there."
+    if scheme in ("abfs", "abfss"):
+        return "Set AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET, or log in with `az login`."
+    return f"Set those that fsspec takes for {scheme}:// to an account that may list, read and write there."
 
 
 def is_silence(error: BaseException) -> bool:

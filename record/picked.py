@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rolltape.replay.pruned import TOKENS
 from rolltape.replay.run import Run
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import Damaged
@@ -22,14 +23,19 @@ class Picked:
         self.run, self.limit = run, limit
         self.damaged = 0
         """Parts that could not be read; `verify` says why."""
+        self.pruned = 0
+        """Traces whose tokens were pruned: there is nothing to look at."""
         self.steps: dict[tuple[str, int], list[Commit]] = {}
         for split in run.splits():
             for commit in run.commits(split):
-                self.steps.setdefault((commit.part.split, commit.part.step), []).append(commit)
+                if TOKENS.isdisjoint(run.held(commit).pruned):
+                    self.steps.setdefault((commit.part.split, commit.part.step), []).append(commit)
+                else:
+                    self.pruned += commit.file.rows
 
     @property
     def recorded(self) -> int:
-        """Rows there are."""
+        """Rows there are, with tokens."""
         return sum(commit.file.rows for commits in self.steps.values() for commit in commits)
 
     @property
@@ -72,7 +78,10 @@ def _rows(table: pa.Table, places: Sequence[int]) -> pa.Table:
 
 def left_out(picked: Picked, what: str) -> dict[str, int]:
     """Notes on what of a run was not looked at. `what`: what was done with the rest."""
-    notes = {"files left out, for they cannot be read": picked.damaged}
+    notes = {
+        "files left out, for they cannot be read": picked.damaged,
+        "traces left out, for their tokens were pruned": picked.pruned,
+    }
     if picked.total < picked.recorded:
         notes[f"traces of {picked.recorded} {what}, up to {picked.limit} of each step (--limit)"] = picked.total
     return {note: count for note, count in notes.items() if count}

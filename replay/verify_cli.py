@@ -12,6 +12,7 @@ import typer
 
 from rolltape.replay.console import out, print_json, progress, table
 from rolltape.replay.findings_text import lines
+from rolltape.replay.fitting import left_out, no_room
 from rolltape.replay.options import BranchPolicy
 from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput, MissingExtra
@@ -242,14 +243,13 @@ def _print_retokenized(said: Mapping[str, Any]) -> None:
             )
         )
     )
-    out.print(table("", ("nodes", "count", "meaning"), nodes, right=("count",)))
+    out.print(table("", ("nodes", "count", "meaning"), nodes, right=("count",), fold=("meaning",), dense=True))
     forks = [f"{n} {name.removeprefix('forks ')}" for name, n in counts.items() if name.startswith("forks") and n]
     _say(f"forks: {', '.join(forks) or 'none'}")
     _print_notes(said["notes"])
 
 
 def _print_recomputed(said: Mapping[str, Any]) -> None:
-    columns = ("tokens", "mean |difference|", "largest", "mean difference", "k3")
     steps = [(f"{s['split']} {s['step']}", *_gap(s)) for s in said["steps"]]
     out.print()
     counts = said["counts"]
@@ -259,10 +259,9 @@ def _print_recomputed(said: Mapping[str, Any]) -> None:
         "estimates KL(recorded || recomputed)"
     )
     total = [("all", *_gap(said["total"]))]
-    out.print(table("", ("step", *columns), [*steps, *total], right=columns))
+    _print_gaps("step", [*steps, *total])
     out.print()
-    rows = [(f"from {p['from']:,}", *_gap(p)) for p in said["positions"]]
-    out.print(table("", ("tokens before", *columns), rows, right=columns))
+    _print_gaps("tokens before", [(f"from {p['from']:,}", *_gap(p)) for p in said["positions"]])
     for worst in said["worst"][:3]:
         place = f"step {worst['step']}, trace {worst['trace_id']}, node {worst['node']}, token {worst['position']}"
         _say(f"far apart: {place}: recorded {worst['recorded']:.6g}, recomputed {worst['recomputed']:.6g}")
@@ -271,6 +270,17 @@ def _print_recomputed(said: Mapping[str, Any]) -> None:
         then, now = (", ".join(sorted(versions[k])) or "none" for k in ("recorded", "engine"))
         _say(f"weight versions: recorded {then}; the engine's {now}")
     _print_notes(said["notes"])
+
+
+_GAPS = ("tokens", "mean |difference|", "largest", "mean difference", "k3")
+
+
+def _print_gaps(head: str, rows: Sequence[Sequence[str]]) -> None:
+    cells = {name: [row[i] for row in rows] for i, name in enumerate((head, *_GAPS))}
+    gone = left_out(cells, out.width, ("mean difference", "largest"))
+    out.print(table("", list(cells), list(zip(*cells.values(), strict=True)), right=_GAPS, dense=True))
+    if gone:
+        _say(no_room(gone))
 
 
 def _gap(gap: Mapping[str, Any]) -> Sequence[str]:

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import itertools
 import json
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from rolltape.record.sampling import Limits
 from rolltape.record.transport import SGLangTransport
 from rolltape.replay.cli import main
 from rolltape.replay.findings import Finding
+from rolltape.replay.prune import Wish, prune
 from rolltape.replay.run import open_run
 from rolltape.schema.errors import BadInput, MissingExtra
 
@@ -289,6 +291,14 @@ def test_a_trace_whose_text_no_tokenizer_takes_is_named_and_the_others_compared(
     result = again(tmp_path, [broken, record], tokenizer=tokenizer, renderer=plain())
     assert result.notes["traces not compared: a message holds half of a surrogate pair, which no tokenizer takes"] == 1
     assert result.counts["traces"] == 1
+
+
+def test_steps_whose_tokens_were_pruned_are_left_out_and_counted(tokenizer: str, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(DEMO, tmp_path / "run"))
+    prune(open_run(run), Wish(tokens=True, before=2))
+    result = retokenize(open_run(run), RetokenizeOptions(tokenizer=tokenizer))
+    assert (result.counts["traces"], result.findings) == (16, [])
+    assert result.notes["traces left out, for their tokens were pruned"] == 32
 
 
 def test_with_a_limit_only_some_traces_of_each_step_are_looked_at(tokenizer: str) -> None:

@@ -59,7 +59,8 @@ class _Commands(TyperGroup):
         module, function, extra = _ELSEWHERE[cmd_name]
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
         try:
-            single.command(cmd_name)(getattr(importlib.import_module(module), function))
+            found = importlib.import_module(module)
+            single.command(cmd_name, context_settings=getattr(found, "CONTEXT", None))(getattr(found, function))
         except ImportError as error:
             anything = {"allow_extra_args": True, "ignore_unknown_options": True}
             single.command(cmd_name, help=_missing(cmd_name, extra, error), context_settings=anything)(

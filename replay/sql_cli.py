@@ -23,6 +23,8 @@ from rolltape.replay.sql.views import VIEWS
 from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput, RolltapeError, RunConflict
 
+CONTEXT = {"ignore_unknown_options": True}
+"""How the command line is read: a query may begin with a comment, `-- …`, which is no option."""
 _HELP = """\
 A query ends with `;`. `.schema` prints the views, `.schema NAME` one with its columns and examples, `.quit` ends."""
 _WORDS = {"exit": ".quit", "quit": ".quit", "\\q": ".quit", "help": ".help"}
@@ -59,7 +61,7 @@ def sql_command(
     rows: Annotated[int, typer.Option(min=0, help="Most rows of a table; 0: all.")] = 100,
     schema: Annotated[
         bool,
-        typer.Option("--schema", help="Print the views, their columns and examples; with the name of one only it."),
+        typer.Option("--schema", help="Print the views; with the name of one its columns and examples."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
@@ -68,6 +70,7 @@ def sql_command(
         rolltape sql demo-run "SELECT step, name, avg(value) FROM rewards GROUP BY ALL"
         rolltape sql runs/a runs/b "SELECT run, avg(reward) FROM traces GROUP BY run"
         rolltape sql demo-run -f question.sql --out answer.parquet
+        rolltape sql --schema
         rolltape sql --schema rewards
 
     The views are traces, nodes, turns, tokens, rewards, metrics, groups, steps,
@@ -81,6 +84,9 @@ def sql_command(
     Exit code: 0 answered, 2 refused or bad usage.
     """
     words = list(given or ())
+    for word in words:
+        if word.startswith("-") and not any(map(str.isspace, word)):
+            raise BadInput(f"{word} is no option of `rolltape sql`; `rolltape sql --help` lists them.")
     if schema:
         _schema(words, as_json)
         return
@@ -258,7 +264,10 @@ def _told(error: RolltapeError) -> None:
 
 
 def _schema(words: Sequence[str], as_json: bool) -> None:
-    """Print the views that `words` name, or all of them; with those that annotations of the runs among `words` give."""
+    """Print the views that `words` name, or a line a view; with those that annotations of the runs among `words` give.
+
+    As JSON all of each view is printed.
+    """
     runs = [w for w in words if os.path.exists(w) or "://" in w]
     names = [w for w in words if w not in runs]
     found = dict(VIEWS)
@@ -268,12 +277,20 @@ def _schema(words: Sequence[str], as_json: bool) -> None:
     unknown = [n for n in names if n not in found]
     if unknown:
         raise BadInput(f"no view is called {unknown[0]!r}; there are {', '.join(found)}.")
-    chosen = [found[n] for n in names or found]
     if as_json:
-        print_json({"views": [view.to_dict() for view in chosen]})
+        print_json({"views": [found[n].to_dict() for n in names or found]})
         return
-    for view in chosen:
-        _print_view(view)
+    for name in names:
+        _print_view(found[name])
+    if not names:
+        out.print(
+            table(
+                "",
+                ("view", "one row"),
+                [(view.name, view.row.partition(". ")[0].rstrip(".")) for view in found.values()],
+            )
+        )
+        out.print("`rolltape sql --schema NAME` prints its columns and examples.", style="dim", highlight=False)
 
 
 def _print_view(view: View) -> None:

@@ -241,8 +241,9 @@ def check_query(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     except duckdb.Error as error:
         raise failure(error) from error
     if len(statements) != 1:
+        comment = " A comment, `-- …`, goes to the end of its line." if not statements and "--" in query else ""
         raise BadInput(
-            f"{len(statements)} statements were found; expected one query, such as SELECT count(*) FROM traces."
+            f"{len(statements)} statements were found; expected one query, such as SELECT count(*) FROM traces.{comment}"
         )
     kind = statements[0].type.name
     if kind not in ("SELECT", "EXPLAIN") and not (kind == "MULTI" and re.search(r"\bpivot\b", query, re.IGNORECASE)):

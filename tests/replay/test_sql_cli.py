@@ -223,9 +223,37 @@ def test_the_schema_tells_every_view_column_and_example(rolltape: Cli) -> None:
     assert (code, [view["name"] for view in told]) == (0, list(VIEWS))
     for view in told:
         assert view == VIEWS[view["name"]].to_dict()
+    for view in VIEWS.values():
+        code, out, _ = rolltape("--schema", view.name)
+        assert code == 0
+        assert all(example.question in out for example in view.examples)
+
+
+def test_the_schema_is_a_line_a_view_until_one_is_named(rolltape: Cli) -> None:
     code, out, _ = rolltape("--schema")
-    assert code == 0
-    assert all(example.question in out for view in VIEWS.values() for example in view.examples)
+    begins = [line.split()[0] for line in out.splitlines() if line.strip()]
+    assert (code, [word for word in begins if word in VIEWS]) == (0, list(VIEWS))
+    assert len(begins) < 3 * len(VIEWS)
+    assert "rolltape sql --schema NAME" in out
+
+
+def test_lists_of_tables_hold_the_views_and_nothing_else(rolltape: Cli, demo_run: Path) -> None:
+    for query in ("SHOW TABLES ", "SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main'"):
+        code, out, _ = rolltape(demo_run, query, "--json")
+        assert (code, sorted(next(iter(row.values())) for row in json.loads(out))) == (0, sorted(VIEWS)), query
+    code, out, _ = rolltape(demo_run, "SELECT count(*) AS n FROM query('FROM ' || 'steps')", "--json")
+    assert (code, json.loads(out)) == (0, [{"n": 3}])
+
+
+def test_a_query_may_begin_with_a_comment(rolltape: Cli, demo_run: Path) -> None:
+    for query in ("-- how many?\nSELECT count(*) AS n FROM traces", "--how=many\nSELECT count(*) AS n FROM traces"):
+        code, out, _ = rolltape(demo_run, query, "--json")
+        assert (code, json.loads(out)) == (0, [{"n": 48}])
+    code, _, err = rolltape(demo_run, "-- how many? SELECT count(*) FROM traces")
+    assert (code, "goes to the end of its line" in err) == (2, True)
+    for word in ("--fromat", "--spilt=train", "-x"):
+        code, _, err = rolltape(demo_run, "SELECT 1", word)
+        assert (code, f"{word} is no option of `rolltape sql`" in err) == (2, True)
 
 
 def test_the_schema_of_one_view(rolltape: Cli, demo_run: Path) -> None:

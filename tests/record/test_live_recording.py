@@ -377,9 +377,7 @@ def test_a_step_that_cannot_be_written_is_told_everywhere_and_recovered_later(pl
     assert (summary.recording.pending_steps, summary.recording.lost) == (1, 0)
     assert "not on disk" in ((heard.steps[0].recording and heard.steps[0].recording.error) or "")
     assert summary.to_dict()["recording"]["pending_steps"] == 1
-    assert f"1 step not on disk ({summary.recording.error}); `rolltape recover {place.run}`" in summary_text(
-        summary
-    )
+    assert f"1 step not on disk ({summary.recording.error}); `rolltape recover {place.run}`" in summary_text(summary)
     (place.run / "traces").unlink()
     recover(place.run)
     assert total(clean(place.run))["emitted"] == 16

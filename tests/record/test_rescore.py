@@ -658,7 +658,7 @@ def test_only_the_steps_and_the_split_that_are_asked_for(tmp_path: Path, monkeyp
     config = probes(tmp_path, monkeypatch, OK)
     rescore(run, config, tmp_path / "new", RescoreOptions(steps=(1,), split="train"))
     assert totals(tmp_path / "new") == {"b": 2.0}
-    with pytest.raises(BadInput, match="no step 7 to re-score; recorded are 2 steps from 0 to 1"):
+    with pytest.raises(BadInput, match="no step 7 to re-score; recorded: steps 0–1"):
         rescore(run, config, tmp_path / "seven", RescoreOptions(steps=(7,)))
     with pytest.raises(BadInput, match="no committed step of split 'eval'"):
         rescore(run, config, tmp_path / "eval", RescoreOptions(split="eval"))

@@ -16,6 +16,7 @@ from rolltape.schema.parquet import Written
 from rolltape.schema.paths import Part, RunPaths, part_of
 from rolltape.schema.rewrites import Dropped, Rewrite
 from rolltape.schema.storage import AnyPath, StorePath, each, listed, size_of
+from rolltape.schema.table import uncollected
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Contents:
 def read_contents(paths: RunPaths) -> Contents:
     """Read the commits of a run: a listing, and one small read a commit that counts. Raises Unreachable."""
     for _ in range(3):
-        contents, vanished = _read_contents(paths)
+        with uncollected():
+            contents, vanished = _read_contents(paths)
         if not vanished:
             break  # else files were pruned between the listing and now: a new listing shows what stands for them
     return contents

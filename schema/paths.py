@@ -133,7 +133,7 @@ class RunPaths:
 
     def parquet(self, part: Part) -> AnyPath:
         """Traces of a part."""
-        return self.traces / part.split / f"{part.stem}.parquet"
+        return self.root / f"traces/{part.split}/{part.stem}.parquet"
 
     def commit(self, part: Part) -> AnyPath:
         """Commit of a part."""

@@ -28,6 +28,7 @@ from rolltape.replay.sql.views import VIEWS
 from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable
 from rolltape.schema.scores import SCORES
 from rolltape.schema.storage import is_silence
+from rolltape.schema.table import uncollected
 
 if TYPE_CHECKING:
     import duckdb
@@ -65,9 +66,14 @@ def sql(
 
 def ask(runs: Run | Sequence[Run], query: str, *, parameters: Parameters | None = None, **selection: Any) -> Answer:
     """`sql`, and what its answer leaves out."""
+    with uncollected():
+        return _ask(runs, query, parameters, Selection(**selection))
+
+
+def _ask(runs: Run | Sequence[Run], query: str, parameters: Parameters | None, selection: Selection) -> Answer:
     import duckdb
 
-    asked = Asked.about(runs, Selection(**selection))
+    asked = Asked.about(runs, selection)
     named = [name for name in VIEWS if plan.mentions(query, name)]
     try:
         try:

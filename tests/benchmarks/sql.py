@@ -11,6 +11,7 @@ traces.jsonl is timed over the first `--jsonl-steps` steps and scaled up, for it
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import statistics
@@ -80,7 +81,8 @@ class Bench:
         columns = "{step: 'BIGINT', rewards: 'MAP(VARCHAR, DOUBLE)'}"
         options = f"format = 'newline_delimited', columns = {columns}, maximum_object_size = 1073741824"
         source = f"read_json('{self.jsonl}', {options})"
-        return self.other.execute(PLAIN.format(source)).fetchall()
+        with duckdb.connect() as own:  # what it leaves in memory would slow down the side after it
+            return own.execute(PLAIN.format(source)).fetchall()
 
     # -- opening
 
@@ -122,6 +124,8 @@ def measure(sides: Mapping[str, Side], repeats: int) -> dict[str, float]:
 def report_of(bench: Bench, repeats: int) -> dict[str, Any]:
     """Everything that is measured."""
     bench.compare()
+    gc.collect()
+    gc.freeze()  # the rollouts that the run was made of are millions of objects, and no part of any side
     names = ("fresh", "warm", "plain", "single", "over_jsonl", "opened", "read")
     seconds = measure({name: getattr(bench, name) for name in names}, repeats)
     seconds["over_jsonl"] *= bench.made.steps / bench.jsonl_steps

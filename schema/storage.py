@@ -9,8 +9,8 @@ objects are put, read, listed and removed; nothing is appended to, nothing is re
                       one name within the same milliseconds can both believe they were first, so the names of what matters
                       are not shared: a commit has its attempt and writer in its name. Writers of one machine are kept
                       apart by a lock in the state folder.
-    no answer         `Unreachable`, after three tries or 10 seconds of them; the recorder keeps what it has in its journal and
-                      tries again.
+    no answer         `Unreachable`, after three tries or seven seconds of them; the recorder keeps what it has in its journal
+                      and tries again.
 
 An object store has no place for a journal, which grows by every trace. It stays on this machine, in the state folder:
 `$ROLLTAPE_STATE`, else `$XDG_STATE_HOME/rolltape`, else `~/.local/state/rolltape`, one folder a run below.
@@ -46,7 +46,7 @@ STATE_VARIABLE = "ROLLTAPE_STATE"
 READERS = 16
 """Small objects that are read at once: each costs a journey to the store."""
 PIECE = 8 << 20
-PATIENCE = 10
+PATIENCE = 7
 """Seconds for which Google's store is asked again where it does not answer; its own default is 15 minutes."""
 _NATIVE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 _BUCKETS = {"s3": "bucket", "gs": "bucket", "gcs": "bucket", "abfs": "container", "abfss": "container"}

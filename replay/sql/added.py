@@ -28,7 +28,7 @@ def add_annotations(connection: duckdb.DuckDBPyConnection, runs: Mapping[str, Ru
     found: dict[str, list[str]] = {}
     for number, (label, run) in enumerate(runs.items()):
         for name, annotation in annotations_of(run).items():
-            table = f"{PREFIX}{name}_{number}"
+            table = f"_{PREFIX}{name}_{number}"
             hide(connection, table, _dataset(located(run, annotation)))
             said = label.replace("'", "''")
             found.setdefault(name, []).append(f"SELECT '{said}' AS run, * FROM {HIDDEN}.{quoted(table)}")

@@ -2,7 +2,7 @@
 
 Opening a file of 92 columns takes longer than reading a few of them, and a long run has thousands of files; its commits are
 read anyway. A commit holds a text a column: an Arrow record batch of that column, the rows in the order of the file, zstd,
-base64; "" where every row is null. What the commit says of the whole part (step, attempt, writer) is not repeated. Where a
+base64; "" where every row is null. What is the same in every row of a part (step, attempt) is not repeated. Where a
 commit has no scores, as earlier ones have none, its file is to be read.
 """
 
@@ -24,8 +24,8 @@ SCORES = frozenset(
     or (f.shape == "scalar" and f.type not in (TEXT, pa.large_binary()))
 )
 """Who, what task, which rewards and metrics, how many, when, how it ended and what became of it."""
-OF_PART = ("step", "attempt", "writer")
-"""Those that are the same in every row of a part."""
+OF_PART = ("step", "attempt")
+"""Those that are the same in every row of a part. Who wrote a row is not: what comes late is a part of its own."""
 PACKED = [name for name in ROW.arrow.names if name in SCORES and name not in OF_PART]
 MOST = 4 << 20
 """Characters from which on a commit does without: files that large are few."""

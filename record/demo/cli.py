@@ -74,7 +74,7 @@ def next_commands(folder: DemoFolder) -> list[tuple[str, str]]:
     """Three things to try next: what it is for, and the command, through uv where the demo was started like that."""
     run, uv = folder.run, _uv()
     query = (
-        "SELECT task_name, count(*) AS traces, avg(reward) FILTER (len(error_types) = 0) AS reward "
+        "SELECT task_name, count(*) AS traces, avg(reward) FILTER (ended) AS reward "
         "FROM traces GROUP BY ALL ORDER BY reward"
     )
     return [

@@ -1,6 +1,6 @@
 """SQL over recorded runs: views of what was committed, on DuckDB, read-only.
 
-    sql(run, "SELECT step, name, avg(value) FROM rewards GROUP BY ALL ORDER BY ALL")
+    sql(run, "SELECT step, name, avg(value) FROM rewards WHERE ended GROUP BY ALL ORDER BY ALL")
 
 `views` declares what there is (`rolltape sql --schema` prints it), `source` finds the rows, `connection` answers.
 """

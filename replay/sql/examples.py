@@ -8,15 +8,16 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "traces": (
         Example(
             "How does the reward move, and what is it bought with?",
-            "SELECT step, count(*) AS traces, count(reward) AS scored, avg(reward) AS reward, avg(num_sampled) AS sampled,\n"
-            "       avg(CAST(is_truncated AS INTEGER)) AS truncated\n"
+            "SELECT step, count(*) AS traces, count(*) FILTER (ended) AS ended, avg(reward) FILTER (ended) AS reward,\n"
+            "       avg(num_sampled) AS sampled, avg(CAST(is_truncated AS INTEGER)) AS truncated\n"
             "FROM traces GROUP BY step ORDER BY step",
         ),
         Example(
             "Which tasks still fail?",
-            "SELECT task_idx, task_name, count(reward) AS scored, avg(reward) AS reward, max(reward) AS best\n"
-            "FROM traces WHERE isfinite(reward) OR reward IS NULL\n"
-            "GROUP BY ALL ORDER BY reward NULLS FIRST, task_idx LIMIT 20",
+            "SELECT task_idx, task_name, count(*) AS traces, count(*) FILTER (ended) AS ended,\n"
+            "       avg(reward) FILTER (ended AND isfinite(reward)) AS reward,\n"
+            "       max(reward) FILTER (ended AND isfinite(reward)) AS best\n"
+            "FROM traces GROUP BY ALL ORDER BY reward NULLS FIRST, task_idx LIMIT 20",
         ),
         Example(
             "What do rollouts that fail have in common?",
@@ -72,12 +73,13 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "rewards": (
         Example(
             "How does each reward move?",
-            "SELECT step, name, count(value) AS scored, avg(value) AS mean FROM rewards GROUP BY ALL ORDER BY ALL",
+            "SELECT step, name, count(value) AS scored, avg(value) AS mean FROM rewards WHERE ended\n"
+            "GROUP BY ALL ORDER BY ALL",
         ),
         Example(
             "At which step did which reward change most?",
             "SELECT step, name, mean, mean - lag(mean) OVER (PARTITION BY name ORDER BY step) AS change\n"
-            "FROM (SELECT step, name, avg(value) AS mean FROM rewards WHERE isfinite(value) GROUP BY step, name)\n"
+            "FROM (SELECT step, name, avg(value) AS mean FROM rewards WHERE ended AND isfinite(value) GROUP BY step, name)\n"
             "ORDER BY abs(change) DESC NULLS LAST, name, step LIMIT 20",
         ),
         Example(
@@ -88,14 +90,14 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         ),
         Example(
             "One column a reward, side by side",
-            "PIVOT (SELECT step, name, value FROM rewards) ON name USING avg(value) GROUP BY step ORDER BY step",
+            "PIVOT (SELECT step, name, value FROM rewards WHERE ended) ON name USING avg(value) GROUP BY step ORDER BY step",
         ),
     ),
     "metrics": (
         Example(
             "How many traces measured each metric, and what came out?",
             "SELECT name, count(value) AS measured, avg(value) AS mean, min(value) AS least, max(value) AS most\n"
-            "FROM metrics GROUP BY name ORDER BY name",
+            "FROM metrics WHERE ended GROUP BY name ORDER BY name",
         ),
     ),
     "groups": (

@@ -26,11 +26,18 @@ _SUPERSEDED = Column(
     "whether a newer attempt took the step back; false unless all attempts are asked for",
     "_superseded",
 )
+_ENDED = Column(
+    "ended",
+    "BOOLEAN",
+    "whether the rollout came to its end: a last try, neither cancelled nor with an error; means of rewards are taken of these",
+    "coalesce(len(error_types), 0) = 0 AND coalesce(disposition NOT IN ('retried', 'cancelled'), true)",
+)
 _KEYS = (
     _RUN[0],
     *columns_of(ROW, "split", "eval_name", "step", "attempt"),
     _SUPERSEDED,
     *columns_of(ROW, "group_index", "rollout_index", "trace_id", "task_idx", "task_name", "disposition"),
+    _ENDED,
 )
 """First columns of every view that takes traces apart."""
 
@@ -51,11 +58,12 @@ def _of_node(name: str, column: str, meaning: str = "") -> Column:
 _TRACES = View(
     "traces",
     "One try of one rollout, with everything its Parquet file holds. Tries that failed are here too, and may have a reward: "
-    "`WHERE len(error_types) = 0` leaves them out, as `rolltape stats` does. Lists over tokens run over the whole trace in "
+    "`WHERE ended` leaves them out, as `rolltape stats` does. Lists over tokens run over the whole trace in "
     "node order, lists over nodes in node order. Functions such as list_avg skip nulls, so unsampled tokens count nowhere.",
     (
         *_RUN,
         *(c for c in columns_of(ROW) if c.name != "run"),
+        _ENDED,
         _SUPERSEDED,
         Column(
             "journaled", "BOOLEAN", "read from a journal (live), not committed yet: no outcome is known", "_journaled"
@@ -184,7 +192,8 @@ _TOKENS = View(
 _REWARDS = View(
     "rewards",
     "One named reward of a trace. Three things differ: a value of 0 was scored 0; a null value is named but was not scored; "
-    "where there is no row, the trace has no reward of that name. avg and count(value) skip nulls, count(*) does not. NaN "
+    "where there is no row, the trace has no reward of that name. avg and count(value) skip nulls, count(*) does not. A try "
+    "that failed may have rewards: `WHERE ended` leaves them out. NaN "
     "is a value: it makes avg NaN and counts as the largest; `WHERE isfinite(value)` leaves it and infinity out.",
     (
         *_KEYS,
@@ -217,8 +226,9 @@ _OUTCOMES = View(
     "outcomes",
     "What became of a trace: one row a trace.",
     (
-        *_KEYS[:-1],
+        *_KEYS[:-2],
         Column("disposition", "VARCHAR", "emitted, or why not; null: imported, or not committed yet"),
+        _ENDED,
         *columns_of(ROW, "reason", "reward"),
         Column("handed_reward", "VARCHAR", "reward a trainer's hook put in its place, as JSON; null: none did"),
         Column(

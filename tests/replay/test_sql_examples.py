@@ -39,9 +39,7 @@ class Counted:
     def named(self, column: str) -> list[Row]:
         """Each named value of a MAP column."""
         return [
-            {"step": row["step"], "name": name, "value": value}
-            for row in self.rows
-            for name, value in (row[column] or {}).items()
+            {**row, "name": name, "value": value} for row in self.rows for name, value in (row[column] or {}).items()
         ]
 
     def nodes(self) -> list[Row]:
@@ -86,6 +84,11 @@ def mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def ended(row: Row) -> bool:
+    """Whether a rollout came to its end."""
+    return not row["error_types"] and row["disposition"] not in ("retried", "cancelled")
+
+
 def there(values: Iterable[Any]) -> int:
     return sum(v is not None for v in values)
 
@@ -98,8 +101,8 @@ def reward_and_its_price(c: Counted) -> list[tuple[Any, ...]]:
         (
             step,
             len(rows),
-            there(r["reward"] for r in rows),
-            mean(r["reward"] for r in rows),
+            sum(map(ended, rows)),
+            mean(r["reward"] for r in rows if ended(r)),
             mean(r["num_sampled"] for r in rows),
             mean(float(r["is_truncated"]) for r in rows),
         )
@@ -108,12 +111,11 @@ def reward_and_its_price(c: Counted) -> list[tuple[Any, ...]]:
 
 
 def failing_tasks(c: Counted) -> list[tuple[Any, ...]]:
-    sound = [r for r in c.rows if r["reward"] is None or math.isfinite(r["reward"])]
     found = []
-    for (index, name), rows in c.by("task_idx", "task_name", rows=sound):
-        rewards = [r["reward"] for r in rows if r["reward"] is not None]
-        found.append((index, name, len(rewards), mean(rewards), max(rewards, default=None)))
-    return sorted(found, key=lambda r: (r[3] is not None, r[3] or 0, r[0]))[:20]
+    for key, rows in c.by("task_idx", "task_name"):
+        rewards = [r["reward"] for r in rows if ended(r) and r["reward"] is not None and math.isfinite(r["reward"])]
+        found.append((*key, len(rows), sum(map(ended, rows)), mean(rewards), max(rewards, default=None)))
+    return sorted(found, key=lambda r: (r[4] is not None, r[4] or 0, r[0]))[:20]
 
 
 def passed_or_not(c: Counted) -> list[tuple[Any, ...]]:
@@ -176,12 +178,13 @@ def kinds_of_tokens(c: Counted) -> list[tuple[Any, ...]]:
 
 
 def rewards_by_step(c: Counted) -> list[tuple[Any, ...]]:
-    found = c.by("step", "name", rows=c.named("rewards"))
+    found = c.by("step", "name", rows=filter(ended, c.named("rewards")))
     return [(*k, there(r["value"] for r in rows), mean(r["value"] for r in rows)) for k, rows in found]
 
 
 def largest_changes(c: Counted) -> list[tuple[Any, ...]]:
-    finite = [r for r in c.named("rewards") if r["value"] is not None and math.isfinite(r["value"])]
+    scored = [r for r in c.named("rewards") if ended(r) and r["value"] is not None]
+    finite = [r for r in scored if math.isfinite(r["value"])]
     before: dict[str, float] = {}
     found = []
     for (step, name), rows in c.by("step", "name", rows=finite):
@@ -205,7 +208,7 @@ def unscored(c: Counted) -> list[tuple[Any, ...]]:
 
 
 def side_by_side(c: Counted) -> list[tuple[Any, ...]]:
-    rewards = c.named("rewards")
+    rewards = list(filter(ended, c.named("rewards")))
     names = sorted({r["name"] for r in rewards})
     return [
         (step, *(mean(r["value"] for r in of if r["name"] == name) for name in names))
@@ -215,7 +218,7 @@ def side_by_side(c: Counted) -> list[tuple[Any, ...]]:
 
 def measured(c: Counted) -> list[tuple[Any, ...]]:
     result = []
-    for (name,), rows in c.by("name", rows=c.named("metrics")):
+    for (name,), rows in c.by("name", rows=filter(ended, c.named("metrics"))):
         values = [r["value"] for r in rows if r["value"] is not None]
         result.append((name, len(values), mean(values), min(values, default=None), max(values, default=None)))
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -20,7 +21,8 @@ ROLLTAPE = [sys.executable, "-m", "rolltape.replay.cli"]
 
 
 def rolltape(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*ROLLTAPE, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    command, alone = [*ROLLTAPE, *arguments], {name: value for name, value in os.environ.items() if name != "UV"}
+    return subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_what_it_writes_is_recorded_by_the_commands_it_names(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import typer
 from rolltape.record.options import LiveOptions
 from rolltape.record.progress import for_output, recording_trouble
 from rolltape.replay.console import SafeFormatter, printable
+from rolltape.replay.tokenizer import HELP
 from rolltape.replay.words import alike, counted
 from rolltape.schema.errors import RolltapeError
 
@@ -29,9 +30,7 @@ def record(
     ],
     engine: Annotated[str, typer.Option(help="Address of an SGLang server or router, such as http://127.0.0.1:30000.")],
     model: Annotated[str, typer.Option(help="The engine's model: an id, or the folder of a checkpoint.")],
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or id of the tokenizer, where it is not the model's.")
-    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help=f"{HELP}, where it is not the model's.")] = None,
     rollouts: Annotated[int, typer.Option(help="Rollouts per task.", rich_help_panel=WHAT)] = LiveOptions.rollouts,
     groups: Annotated[
         int, typer.Option(help="Tasks per training step, taken from the taskset in turn.", rich_help_panel=WHAT)

@@ -15,13 +15,14 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from renderers import RendererConfig, RendererPool, create_renderer
-from renderers.base import MODEL_RENDERER_MAP, load_tokenizer
+from renderers.base import MODEL_RENDERER_MAP, TRUSTED_REVISIONS, load_tokenizer
 from renderers.client import MalformedGenerateResponseError
 from verifiers.v1.clients.train import TrainClient
 from verifiers.v1.dialects import ChatDialect
 from verifiers.v1.errors import ProviderError
 
 from rolltape.record.transport import SGLangTransport, ended, unsupported
+from rolltape.replay.tokenizer import located
 from rolltape.schema.errors import BadInput
 
 DEFAULT_POOL = min(8, max(2, os.cpu_count() or 1))
@@ -82,6 +83,11 @@ def renderer_config(settings: RendererSettings, *checkpoints: str) -> RendererCo
         raise BadInput(f"The renderer {name!r} cannot be set up with {given}: {problems}.") from error
 
 
+def loaded(place: str, named: str) -> Any:
+    """The tokenizer that `located` found at `place` for `named`. Of some ids Renderers trusts one revision, by their name."""
+    return load_tokenizer(named if named in TRUSTED_REVISIONS else place)
+
+
 class RolloutClient(TrainClient):
     """TrainClient with an explicit renderer, a pool filled off the event loop, and refusals that name a setting.
 
@@ -119,11 +125,13 @@ class RolloutClient(TrainClient):
     def _filled_pool(self, chat_template_kwargs: Mapping[str, Any] | None) -> RendererPool:
         def factory() -> Any:
             try:
-                tokenizer = load_tokenizer(self.tokenizer)
+                tokenizer = loaded(located(self.tokenizer), self.tokenizer)
+            except BadInput:
+                raise
             except (OSError, ValueError, ImportError) as error:
                 raise BadInput(
                     f"No tokenizer could be loaded from {self.tokenizer!r} ({type(error).__name__}: {error}); "
-                    "give a folder or model id with --tokenizer."
+                    "give a folder or hub id with --tokenizer."
                 ) from error
             try:
                 return create_renderer(tokenizer, self.config, chat_template_kwargs=chat_template_kwargs)

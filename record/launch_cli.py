@@ -11,6 +11,7 @@ import typer
 from rolltape.record.launch import Plan, command_helpers, launch, plan_launch
 from rolltape.record.launch_options import LaunchOptions
 from rolltape.replay.console import err, out, print_json
+from rolltape.replay.tokenizer import HELP
 from rolltape.schema.errors import MissingExtra
 from rolltape.schema.storage import place
 
@@ -42,7 +43,7 @@ def launch_command(
     ] = LaunchOptions.models,
     checkpoint: Annotated[Path | None, typer.Option(help="The checkpoint's folder.", rich_help_panel=MODEL)] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Tokenizer (default: the model id).", rich_help_panel=MODEL)
+        str | None, typer.Option(help=f"{HELP} (default: the model id).", rich_help_panel=MODEL)
     ] = None,
     ref_load: Annotated[
         Path | None, typer.Option(help="The converted checkpoint's folder.", rich_help_panel=MODEL)

@@ -11,10 +11,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from renderers import RendererConfig, create_renderer
-from renderers.base import MODEL_RENDERER_MAP, load_tokenizer
+from renderers.base import MODEL_RENDERER_MAP
 
-from rolltape.record.client import RendererSettings, renderer_identity
+from rolltape.record.client import RendererSettings, loaded, renderer_identity
+from rolltape.replay.tokenizer import located
 from rolltape.schema.errors import BadInput
+from rolltape.schema.storage import AnyPath
 
 _CONFIG: TypeAdapter[Any] = TypeAdapter(RendererConfig)
 _TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
@@ -40,8 +42,12 @@ class RetokenizeOptions:
 class Renderings:
     """Renderers by their settings, over one tokenizer each."""
 
-    def __init__(self, options: RetokenizeOptions) -> None:
+    def __init__(self, options: RetokenizeOptions, beside: AnyPath | None = None) -> None:
+        """`beside`: the run, where a recorded path may be meant from."""
         self.options = options
+        self.beside = beside
+        self.used: list[str] = []
+        """Folders or ids of the tokenizers that were loaded."""
         self.given_tools = None if options.tools is None else _read_tools(options.tools)
         self._tokenizers: dict[str, Any] = {}
         self._renderers: dict[str, Any] = {}
@@ -51,7 +57,9 @@ class Renderings:
         path = self.options.tokenizer or row["tokenizer"]
         missing = []
         if path is None:
-            raise BadInput(f"trace {row['trace_id']}: no tokenizer is recorded; name a folder or id with --tokenizer.")
+            raise BadInput(
+                f"trace {row['trace_id']}: no tokenizer is recorded; name a folder or hub id with --tokenizer."
+            )
         recorded = _recorded_settings(row)
         if recorded is None:
             missing.append("the renderer's settings are not recorded")
@@ -103,15 +111,15 @@ class Renderings:
 
     def _tokenizer(self, path: str) -> Any:
         if path not in self._tokenizers:
-            if path.startswith((".", "/", "~")) and not Path(path).exists():
-                raise BadInput(f"There is no tokenizer folder {path}; give that of the recording with --tokenizer.")
+            where = located(path, None if self.options.tokenizer else self.beside)
             try:
-                self._tokenizers[path] = load_tokenizer(path)
+                self._tokenizers[path] = loaded(where, path)
             except (OSError, ValueError, ImportError) as error:
                 raise BadInput(
-                    f"No tokenizer could be loaded from {path!r} ({type(error).__name__}: {str(error).splitlines()[0]}); give "
-                    "that of the recording, a folder or model id, with --tokenizer."
+                    f"No tokenizer could be loaded from {where!r} ({type(error).__name__}: {str(error).splitlines()[0]}); give "
+                    "that of the recording, a folder or hub id, with --tokenizer."
                 ) from error
+            self.used.append(where)
         return self._tokenizers[path]
 
 

@@ -52,9 +52,12 @@ class Retokenized:
     notes: Counter[str] = field(default_factory=Counter)
     """Settings that are not recorded, and what was not compared, by the number of traces."""
 
+    tokenizers: list[str] = field(default_factory=list)
+    """Folders or ids of the tokenizers that were used."""
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values. Findings stand among the verification's."""
-        return {"counts": dict(self.counts), "notes": dict(self.notes)}
+        return {"counts": dict(self.counts), "notes": dict(self.notes), "tokenizers": self.tokenizers}
 
 
 def retokenize(
@@ -66,7 +69,7 @@ def retokenize(
     no readable file of tools. Findings are warnings unless `strict` is set; differences in what was sampled always are.
     """
     options = options or RetokenizeOptions()
-    renderings, result, picked = Renderings(options), Retokenized(), Picked(run, options.limit)
+    renderings, result, picked = Renderings(options, run.paths.root), Retokenized(), Picked(run, options.limit)
     total = picked.total
     done = 0
     for table in picked.tables(TRACE.arrow.names):
@@ -77,6 +80,7 @@ def retokenize(
             if progress is not None:
                 progress(done, total)
     result.notes.update(left_out(picked, "looked at"))
+    result.tokenizers = renderings.used
     return result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +14,7 @@ from rolltape.replay.run import Run, open_run
 from rolltape.replay.show import read_trace
 from rolltape.replay.show_list import Wanted, choose
 from rolltape.replay.show_tables import Look, render_list, render_trace
+from rolltape.replay.tokenizer import HELP, decoder, located
 from rolltape.schema.errors import BadInput, MissingExtra
 
 LIST = "The list"
@@ -67,7 +67,7 @@ def show_command(
     tokens: Annotated[bool, typer.Option("--tokens", help="Also token ids.")] = False,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="Also token ids with their log-probs.")] = False,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="tokenizer.json, or its folder: tokens as text.", show_default=False)
+        str | None, typer.Option(help=f"{HELP} (default: the recorded one): tokens as text.", show_default=False)
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Long texts, all tokens and tracebacks whole.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -85,7 +85,7 @@ def show_command(
     with; those below 10 % stand in ‹ ›, with their probability.
 
         rolltape show demo-run
-        rolltape show demo-run da3f --logprobs --tokenizer qwen/tokenizer.json
+        rolltape show demo-run da3f --logprobs --tokenizer Qwen/Qwen3-8B
         rolltape show demo-run --outcome dropped
         rolltape show demo-run --task walk-2 --where 'reward < 1' --sort reward --limit 5
 
@@ -105,17 +105,26 @@ def show_command(
         )
     splits = chosen_splits(opened, split or [], evaluations) if split else []
     place = find(opened, trace, splits=splits, steps=step or None, attempt=attempt)
-    text_of = None if tokenizer is None else _decoder(tokenizer)
-    with_tokens = tokens or logprobs or text_of is not None
+    with_tokens = tokens or logprobs or tokenizer is not None
+    given = None if tokenizer is None else decoder(located(tokenizer))
     found = read_trace(opened, place, tokens=with_tokens)
     if as_json:
         print_json({"path": run, **found.to_dict()})
-    else:
-        out.print(render_trace(found, run, Look(full, with_tokens, logprobs, text_of)))
-        if with_tokens and text_of is None:
-            known = found.row["tokenizer"]
-            folder = known if known and (Path(known) / "tokenizer.json").is_file() else "FOLDER"
-            err.print(f"--tokenizer {folder} shows tokens as text", style="dim", markup=False, highlight=False)
+        return
+    text_of, said = (given, "") if given or not with_tokens else _recorded(opened, found.row["tokenizer"])
+    out.print(render_trace(found, run, Look(full, with_tokens, logprobs, text_of)))
+    if said:
+        err.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _recorded(run: Run, named: str | None) -> tuple[Callable[[int], str] | None, str]:
+    """What gives the text of tokens by the recorded tokenizer, where this machine has it, and a line on that."""
+    try:
+        where = located(named or "", run.paths.root, ask=False)
+        return decoder(where), f"tokens as text by the recorded tokenizer, {where}"
+    except (BadInput, MissingExtra):
+        recorded = f"the recorded one, {named}, is not here" if named else "none is recorded"
+        return None, f"--tokenizer shows tokens as text, by a folder or hub id; {recorded}"
 
 
 def _list(
@@ -136,30 +145,3 @@ def _json(
     traces = [{"split": one.split, **row} for one in found for row in one.rows]
     counts = {"found": sum(one.found for one in found), "of": sum(one.total for one in found)}
     print_json({"path": path, "run": run.run_id, **counts, "traces": traces})
-
-
-def _decoder(path: Path) -> Callable[[int], str]:
-    """A function that gives the text of a token id.
-
-    Raises MissingExtra where the package tokenizers is missing, BadInput where there is no tokenizer.
-    """
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise MissingExtra(
-            "--tokenizer needs the package tokenizers: install rolltape with the extra 'live' (pip install 'rolltape[live]')."
-        ) from error
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise BadInput(f"{file} does not exist; expected a tokenizer.json, or a folder that holds one.")
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:
-        raise BadInput(f"{file}: no readable tokenizer ({error}).") from error
-
-    def text_of(token: int) -> str:
-        text = str(tokenizer.decode([token], skip_special_tokens=False))
-        piece = tokenizer.id_to_token(token)
-        return text if text and "\ufffd" not in text else f"[{token}]" if piece is None else str(piece)
-
-    return text_of

@@ -14,6 +14,7 @@ from rolltape.replay.console import out, print_json, progress, table
 from rolltape.replay.findings_text import lines
 from rolltape.replay.fitting import left_out, no_room
 from rolltape.replay.options import BranchPolicy
+from rolltape.replay.tokenizer import HELP, quiet
 from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput, MissingExtra
 
@@ -37,7 +38,7 @@ def verify_command(
         typer.Option("--retokenize", help="Render the messages again, compare the ids.", rich_help_panel=RENDERING),
     ] = False,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Its folder or id (default: the recorded one).", rich_help_panel=RENDERING)
+        str | None, typer.Option(help=f"{HELP} (default: the recorded one).", rich_help_panel=RENDERING)
     ] = None,
     model: Annotated[
         str | None,
@@ -146,6 +147,7 @@ def _check_options(
 
 def _live(option: str, module: str) -> Any:
     """A module of the live side. Raises MissingExtra, naming the option, where what it needs is not installed."""
+    quiet()
     versions = importlib.import_module("rolltape.record.versions")
     try:
         versions.check_live()
@@ -244,6 +246,7 @@ def _print_retokenized(said: Mapping[str, Any]) -> None:
         )
     )
     out.print(table("", ("nodes", "count", "meaning"), nodes, right=("count",), fold=("meaning",), dense=True))
+    _say(f"tokenizer: {', '.join(said['tokenizers']) or 'none was needed'}")
     forks = [f"{n} {name.removeprefix('forks ')}" for name, n in counts.items() if name.startswith("forks") and n]
     _say(f"forks: {', '.join(forks) or 'none'}")
     _print_notes(said["notes"])

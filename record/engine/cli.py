@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rolltape.record.engine.faults import Fault, Faults
+from rolltape.replay.tokenizer import HELP, file_of, located
 
 if TYPE_CHECKING:
     from rolltape.record.engine.server import DemoEngine
@@ -26,7 +27,7 @@ def engine(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 30000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder with a byte-level tokenizer.json; without it, the one made in code.")
+        str | None, typer.Option(help=f"{HELP}, a byte-level one; without it, the one made in code.")
     ] = None,
     write_tokenizer: Annotated[
         Path | None, typer.Option(help="Write the tokenizer made in code into this folder first, and use it.")
@@ -44,10 +45,11 @@ def engine(
         typer.echo(f"The engine needs {error.name}, which is not installed: pip install 'rolltape[live]'.", err=True)
         raise typer.Exit(2) from error
 
+    folder = None if tokenizer is None else Path(file_of(located(tokenizer))).parent
     if write_tokenizer is not None:
-        tokenizer = made.write_tokenizer(write_tokenizer)
+        folder = made.write_tokenizer(write_tokenizer)
     faults = Faults.of(fault or [], latency=latency, jitter=jitter, seed=seed)
-    server = DemoEngine(tokenizer_dir=tokenizer, seed=seed, faults=faults, host=host, port=port, policy=DemoPolicy())
+    server = DemoEngine(tokenizer_dir=folder, seed=seed, faults=faults, host=host, port=port, policy=DemoPolicy())
     try:
         asyncio.run(_serve(server))
     except OSError as error:

@@ -43,7 +43,8 @@ def test_it_says_where_it_is_answers_and_ends_on_ctrl_c(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(["--fault", "flood=1"], "drop_connection"), (["--tokenizer", "nowhere"], "tokenizer.json")]
+    ("arguments", "said"),
+    [(["--fault", "flood=1"], "drop_connection"), (["--tokenizer", "./nowhere"], "no tokenizer folder")],
 )
 def test_bad_options_are_refused_with_what_is_known(arguments: list[str], said: str) -> None:
     process = start(*arguments)

@@ -7,6 +7,7 @@ import copy
 import itertools
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -253,7 +254,7 @@ def test_what_is_not_recorded_is_named_and_what_is_missing_refused(tokenizer: st
     with pytest.raises(BadInput, match="There is no tokenizer folder"):
         again(tmp_path, [record], tokenizer=str(tmp_path / "nowhere"), renderer=plain())
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BadInput, match="No tokenizer could be loaded from"):
+    with pytest.raises(BadInput, match=r"holds no tokenizer\.json"):
         again(tmp_path, [record], tokenizer=str(tmp_path / "empty"), renderer=plain())
     by_model = again(tmp_path, [record], tokenizer=tokenizer, model="Qwen/Qwen3-8B")
     assert by_model.counts["drift"] == 1  # its default is to think
@@ -348,10 +349,20 @@ def test_verify_shows_counts_findings_and_a_verdict(
     assert code == 0
     assert "Rendered again: 48 traces" in shown
     assert "forks: none" in shown
+    assert f"tokenizer: {tokenizer}" in shown
     assert shown.rstrip().endswith("clean")
     code, told, _ = command(*options, "--limit", "2", "--json")
     said = json.loads(told)
     assert (code, said["clean"], said["retokenize"]["counts"]["traces"]) == (0, True, 6)
+
+
+def test_the_recorded_tokenizer_is_taken_and_nothing_is_said_but_the_findings(tmp_path: Path) -> None:
+    shutil.copytree(DEMO, tmp_path / "runs" / "demo")
+    write_tokenizer(tmp_path / "demo-setup" / "tokenizer")
+    program = [sys.executable, "-m", "rolltape.replay.cli", "verify", "demo", "--retokenize", "--limit", "1"]
+    done = subprocess.run(program, cwd=tmp_path / "runs", capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"tokenizer: {tmp_path}/demo-setup/tokenizer" in done.stdout
 
 
 def test_options_of_a_check_that_is_not_asked_for_are_refused(command: Callable[..., tuple[int, str, str]]) -> None:

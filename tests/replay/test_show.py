@@ -413,9 +413,26 @@ def test_with_a_tokenizer_tokens_are_text(tmp_path: Path, rolltape: Cli) -> None
     assert "  one two␣\\n\\x1b\n" in out
     assert "  zero ‹one 0.7%› [77]\n" in out
     code, _, err = rolltape("show", tmp_path / "run", "a", "--tokenizer", tmp_path / "run")
-    assert (code, "expected a tokenizer.json" in err) == (2, True)
+    assert (code, "holds no tokenizer.json" in err) == (2, True)
     code, _, err = rolltape("show", tmp_path / "run", "a", "--tokenizer", tmp_path / "run" / "run.json")
+    assert (code, "is a file; give a folder" in err) == (2, True)
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "tokenizer.json").write_text("{")
+    code, _, err = rolltape("show", tmp_path / "run", "a", "--tokenizer", tmp_path / "cut")
     assert (code, "no readable tokenizer" in err) == (2, True)
+
+
+def test_tokens_are_text_by_the_recorded_tokenizer_where_it_is_here(tmp_path: Path, rolltape: Cli) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.WordLevel({"zero": 0, "one": 1}, unk_token="zero")
+    only(tmp_path / "run", trace(said(None, [1]), reply(0, [0], [1], [-5.0]), id="a"), tokenizer="made/words")
+    _, out, err = rolltape("show", tmp_path / "run", "a", "--logprobs")
+    assert "the recorded one, made/words, is not here" in err
+    (tmp_path / "made" / "words").mkdir(parents=True)
+    tokenizers.Tokenizer(model).save(str(tmp_path / "made" / "words" / "tokenizer.json"))
+    _, out, err = rolltape("show", tmp_path / "run", "a", "--logprobs")
+    assert "one" in out
+    assert f"tokens as text by the recorded tokenizer, {tmp_path}/made/words" in "".join(err.splitlines())
 
 
 # -- the command

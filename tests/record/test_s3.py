@@ -65,7 +65,7 @@ def test_a_run_is_recorded_into_a_store_and_its_journal_here(url: str) -> None:
     assert journal.stat().st_size > 0
     assert [p.name for p in listed(place(url), "*/*/*")] == ["00000000.0.main.json", "00000000.0.main.parquet"]
     commit(recorder, 1, emitted("c"))
-    recorder.close()
+    recorder.close(30)
     assert journals(url) == []
     assert [p for p in state(url).rglob("*") if p.name.endswith(".tmp")] == []
     assert checked(url).traces == 3
@@ -77,7 +77,7 @@ def test_what_is_recorded_into_a_store_is_what_would_be_on_disk(url: str, tmp_pa
     for where in (url, str(tmp_path / "run")):
         recorder = Recorder.open(where, store=QUICK)
         record_step(recorder, 0, ["a", "b"], tokens=200)
-        recorder.close()
+        recorder.close(30)
         tables.append(open_run(where).table("train").drop_columns(["run"]))
     assert tables[0] == tables[1]
 
@@ -171,7 +171,7 @@ def test_a_put_that_fails_loses_nothing_and_leaves_no_half_data(
     assert whole or recorder.status.pending_steps == 2
     way.rule = lambda _method, _path: None
     wait_for_steps(recorder)
-    status = recorder.close()
+    status = recorder.close(30)
     assert (status.not_durable, status.lost, status.error) == (0, 0, None)
     assert journals(url) == []
     assert checked(url).traces == 5
@@ -217,7 +217,7 @@ def recover_when_free(url: str, way: Road) -> list[str]:
 def test_recovery_while_the_store_is_gone_keeps_the_journal(url: str, way: Road) -> None:
     recorder = Recorder.open(url, store=QUICK)
     recorder.add(trace("a"), at(0))
-    recorder.close()
+    recorder.close(30)
     way.rule = lambda method, path: "500" if method == "PUT" and "/traces/" in path else None
     found = recover(url)
     assert found.committed == []
@@ -234,7 +234,7 @@ def test_strict_recording_raises_when_the_store_is_gone(url: str, way: Road) -> 
     with pytest.raises(NotRecorded, match="step 0 of 'train' is not on disk"):
         record_step(recorder, 0, ["a"])
     way.rule = lambda _method, _path: None
-    recorder.close()
+    recorder.close(30)
     assert checked_now(url) == ["a"]
 
 
@@ -254,7 +254,7 @@ def test_an_object_deleted_under_its_recorder_is_put_again(url: str) -> None:
     record_step(recorder, 0, ["a"])
     recorder.paths.run.unlink()
     record_step(recorder, 1, ["b"])
-    recorder.close()
+    recorder.close(30)
     assert checked(url).traces == 2
 
 
@@ -267,7 +267,7 @@ def test_another_run_at_the_place_is_not_mixed_in(url: str) -> None:
     assert recorder.paths.journals != other.paths.journals
     done = record_step(recorder, 0, ["a"])
     assert "another run has taken its place" in (done.error or "")
-    recorder.close()
+    recorder.close(30)
     record_step(other, 0, ["b"])
     other.close()
     assert checked_now(url) == ["b"]
@@ -279,7 +279,7 @@ def test_another_run_at_the_place_is_not_mixed_in(url: str) -> None:
 def test_the_recover_command_takes_a_url(url: str) -> None:
     recorder = Recorder.open(url)
     recorder.add(trace("a"), at(0))
-    recorder.close()
+    recorder.close(30)
     result = CliRunner().invoke(app, ["recover", url])
     assert (result.exit_code, result.output.startswith("committed train 00000000.0.main: 1 trace")) == (0, True)
 
@@ -289,7 +289,7 @@ def test_a_run_is_recorded_recovered_verified_queried_compacted_and_pruned_in_a_
     for step in range(3):
         record_step(recorder, step, [f"{step}a", f"{step}b"])
     recorder.add(trace("3a"), at(3))
-    recorder.close()
+    recorder.close(30)
     assert [part["traces"] for part in recover(url).committed] == [1]
     records, before = records_of(open_run(url)), checked(url)
     way.rule = lambda method, path: "cut" if method == "PUT" and "rewrite" in path else None

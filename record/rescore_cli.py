@@ -108,6 +108,8 @@ def _named(signals: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _row(name: Mapping[str, Any]) -> tuple[Any, ...]:
     statuses = {k: n for k, n in name["statuses"].items() if k not in ("scored",)}
+    if name["no_number"]:
+        statuses["NaN or infinite"] = name["no_number"]
     became = ", ".join(f"{n} {status}" for status, n in statuses.items())
     label = "total reward" if name["kind"] == "total" else name["name"]
     label += " (metric)" if name["kind"] == "metric" else ""

@@ -72,8 +72,8 @@ class Changes:
     """What re-scoring changed."""
 
     names: list[dict[str, Any]]
-    """A row for each reward and metric, and the total: means over the rollouts that came to their end, how many changed, what
-    became of it."""
+    """A row for each reward and metric, and the total: means over the rollouts that came to their end, how many changed, how
+    many new ones are NaN or infinite (`no_number`, in no mean), what became of it."""
     groups: list[dict[str, Any]]
     """Group sums that changed, the largest change first. A sum is null unless every member was scored."""
     traces: list[dict[str, Any]]
@@ -91,6 +91,7 @@ _NAMES = """
     select s.kind, s.name, count(old) as old_scored, count(new) as new_scored,
         avg(old) filter (ended_then and isfinite(old)) as old_mean,
         avg(new) filter (ended_now and isfinite(new)) as new_mean, count(*) filter (changed) as changed,
+        count(*) filter (not isfinite(new)) as no_number,
         list(distinct weight order by weight) filter (weight is not null) as weights,
         (select map(list(b.status order by b.status), list(b.n order by b.status)) from by_status b
             where b.kind = s.kind and b.name = s.name) as statuses

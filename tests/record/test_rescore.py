@@ -343,7 +343,8 @@ def test_a_score_that_is_no_number_is_recorded_as_such_and_its_trace_not_trained
     assert result.failures == []
     assert str(rewards(tmp_path / "new")["b"]["odd"]) == number
     assert dispositions(tmp_path / "new") == {"a": "emitted", "b": "failed_check"}
-    assert names(result)["odd"]["changed"] == 2
+    odd = names(result)["odd"]
+    assert (odd["changed"], odd["new_mean"], odd["no_number"]) == (2, 1.0, 1)
     checked(tmp_path / "new")
 
 

@@ -46,7 +46,7 @@ def arrow_table(given: Any) -> pa.Table:
             names = list(dict.fromkeys(name for row in given for name in row))  # a key may first come in a later row
             return pa.table({name: [row.get(name) for row in given] for name in names})
         return pa.table(given)
-    except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
+    except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadInput(
             f"{type(given).__name__} is no table ({error}); expected a file, an Arrow table, a data frame, columns by name, "
             "or a list of rows."
@@ -65,9 +65,18 @@ def _file(path: Path) -> pa.Table:
         raise BadInput(f"{path}: no readable table ({error}).") from error
 
 
+_NO_VALUE = ["", "NULL", "null", "NA", "N/A", "n/a", "#NA", "#N/A"]
+"""What stands in a CSV for null where a column holds numbers. Not NaN, which is a number that somebody got."""
+
+
 def _csv(path: Path) -> pa.Table:
     """Trace ids stay text: one of digits only would lose its zeros as a number."""
-    return pcsv.read_csv(path, convert_options=pcsv.ConvertOptions(column_types={"trace_id": pa.string()}))
+    options = pcsv.ConvertOptions(column_types={"trace_id": pa.string()}, null_values=_NO_VALUE)
+    table = pcsv.read_csv(path, convert_options=options)
+    binary = [f.name for f in table.schema if pa.types.is_binary(f.type)]
+    if binary:
+        raise BadInput(f"{path}: the column {binary[0]!r} is no text in UTF-8; save the file in that encoding.")
+    return table
 
 
 def _jsonl(path: Path) -> pa.Table:
@@ -103,6 +112,7 @@ class Checked:
         _check_keys(table, level, counts)
         schema = pa.schema([(f.name, _stored(f.type)) for f in table.schema])
         types = _types(schema)
+        _check_values(table, level)
         names = [name for name in table.column_names if name not in KEYS[level]]
         columns = tuple(Column(name, types[name], *_over(run, table, name, level, counts)) for name in names)
         return cls(run, table, level, columns, schema)
@@ -145,6 +155,8 @@ def _keyed(given: pa.Table) -> tuple[pa.Table, Level]:
         raise BadInput(f"there is no column beside {' and '.join(KEYS[level])}; nothing would be added.")
     table = given.select([*KEYS[level], *values])
     for i, field in enumerate(table.schema):
+        if pa.types.is_list_view(field.type) or pa.types.is_large_list_view(field.type):
+            raise BadInput(f"the column {field.name!r} is a {field.type}; give plain lists.")
         type_ = pa.string() if i == 0 else pa.int64() if field.name in KEYS[level] else _plain(field.type)
         if type_ != field.type:
             table = table.set_column(i, field.name, _cast(table.column(i), type_, field.name))
@@ -217,7 +229,7 @@ def _check_keys(table: pa.Table, level: Level, counts: pa.Table) -> None:
 
 
 def _types(schema: pa.Schema) -> dict[str, str]:
-    """DuckDB's names of the types. Raises BadInput for one that it cannot read."""
+    """DuckDB's names of the types. Raises BadInput for one that it cannot read, or that Parquet does not hold."""
     import duckdb
 
     with duckdb.connect() as connection:
@@ -225,7 +237,30 @@ def _types(schema: pa.Schema) -> dict[str, str]:
             found = connection.from_arrow(schema.empty_table()).types
         except duckdb.Error as error:
             raise BadInput(f"a column is of a type that SQL does not read ({error}).") from error
-        return {name: str(kind) for name, kind in zip(schema.names, found, strict=True)}
+    try:
+        pq.write_table(schema.empty_table(), pa.BufferOutputStream())
+    except pa.ArrowException as error:
+        raise BadInput(f"a column is of a type that Parquet does not hold ({error}).") from error
+    return {name: str(kind) for name, kind in zip(schema.names, found, strict=True)}
+
+
+def _check_values(table: pa.Table, level: Level) -> None:
+    """Refuse values of a type that is read which are themselves not, such as a map with a key twice. Raises BadInput."""
+    import duckdb
+
+    with duckdb.connect() as connection:
+        for name in table.column_names:
+            if name not in KEYS[level] and not _is_number(table.schema.field(name).type):
+                values = pa.table({"value": table.column(name)})
+                try:
+                    connection.from_arrow(values).aggregate("max(hash(value))").fetchall()
+                except duckdb.Error as error:
+                    raise BadInput(f"the column {name!r} holds what SQL does not read ({error}).") from error
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    of = type_.value_type if _is_list(type_) else type_
+    return bool(pa.types.is_primitive(of) and not pa.types.is_temporal(of))
 
 
 def _over(run: Run, table: pa.Table, name: str, level: Level, counts: pa.Table) -> tuple[Any, str | None]:

@@ -188,7 +188,40 @@ def test_the_mismatch_of_trainer_and_engine_is_what_numpy_says(demo_run: Path, t
             assert k3 == pytest.approx((np.exp(d) - 1 - d).mean(), rel=1e-9)
 
 
+def test_nan_in_a_csv_is_a_number_and_an_empty_field_none(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "x.csv"
+    file.write_text("trace_id,v,all_nan\na,NaN,nan\nb,,nan\nc,-inf,nan\n")
+    run.annotate("x", file)
+    found = asked(run, "SELECT v, all_nan FROM annotation_x ORDER BY trace_id")
+    assert repr(found) == repr([(NAN, NAN), (None, NAN), (-math.inf, NAN)])
+
+
 # -- what does not fit
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([2**70], "dict is no table"),
+        (pa.array([{}], pa.struct([])), "of a type that Parquet does not hold"),
+        (pa.array([None], pa.month_day_nano_interval()), "of a type that Parquet does not hold"),
+        (pa.array([[("k", 1), ("k", 2)]], pa.map_(pa.string(), pa.int64())), "'v' holds what SQL does not read"),
+        (pa.array([[1.0] * 3], pa.list_view(pa.float64())), "'v' is a list_view"),
+    ],
+)
+def test_what_could_not_be_stored_and_asked_for_is_refused_before_anything_is_written(
+    run: Run, values: Any, said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        run.annotate("x", {"trace_id": ["a"], "v": values})
+    assert not run.paths.annotations.exists()
+
+
+def test_a_csv_in_another_encoding_is_refused(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "x.csv"
+    file.write_bytes("trace_id,v\na,gr\u00fcn\n".encode("latin-1"))
+    with pytest.raises(BadInput, match="'v' is no text in UTF-8"):
+        run.annotate("x", file)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import uuid
 from collections.abc import Iterable, Iterator
@@ -12,22 +11,9 @@ from pathlib import Path
 
 from rolltape.replay.run import Run
 from rolltape.schema.errors import BadInput, RunConflict
+from rolltape.schema.parquet import naming as naming
 from rolltape.schema.parquet import sync_folder
-from rolltape.schema.storage import AnyPath, is_url
-
-_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""What only writing fails with."""
-
-
-@contextmanager
-def naming(path: AnyPath) -> Iterator[None]:
-    """Name `path` where writing fails with an error that says no file: those of pyarrow and of open files do not."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno in _WRITING:
-            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
-        raise
+from rolltape.schema.storage import is_url
 
 
 @contextmanager

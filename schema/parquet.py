@@ -21,6 +21,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -66,6 +67,21 @@ class Written:
     """The small columns of its rows, for its commit (see `rolltape.schema.scores`)."""
 
 
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""What only writing fails with."""
+
+
+@contextmanager
+def naming(path: AnyPath) -> Iterator[None]:
+    """Name `path` where writing fails with an error that says no file: those of pyarrow and of open files do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in _WRITING:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
+
+
 class HashingFile:
     """A binary file on the way to a name it takes only when whole, with its hash, which another thread takes meanwhile."""
 
@@ -89,7 +105,8 @@ class HashingFile:
         if self.bytes >= self._hash_at:
             self._hasher.submit(self._hash, self._not_hashed)
             self._not_hashed, self._hash_at = [], self.bytes + HASH_BYTES
-        return self.file.write(view)
+        with naming(self.path):
+            return self.file.write(view)
 
     def _hash(self, parts: list[memoryview]) -> None:
         for part in parts:
@@ -101,7 +118,8 @@ class HashingFile:
 
     def flush(self) -> None:
         """Hand buffered bytes to the system."""
-        self.file.flush()
+        with naming(self.path):
+            self.file.flush()
 
     def close(self) -> None:
         """Nothing: `publish` or `discard` end the file."""
@@ -112,8 +130,8 @@ class HashingFile:
 
     def publish(self) -> str:
         """Sync the file and give it its name. Returns its sha256."""
-        self.file.flush()
-        with self._hasher as other:
+        self.flush()
+        with self._hasher as other, naming(self.path):
             hashed = other.submit(self._hash, self._not_hashed)
             os.fsync(self.file.fileno())
         hashed.result()
@@ -150,7 +168,7 @@ def put_once(path: AnyPath, data: bytes) -> bool:
     make_folder(path.parent)
     temporary = _temporary(path)
     try:
-        with temporary.open("wb") as file:
+        with naming(path), temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

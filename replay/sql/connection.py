@@ -243,7 +243,10 @@ def check_query(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     import duckdb
 
     try:
+        query.encode()
         statements = connection.extract_statements(query)
+    except UnicodeEncodeError as error:
+        raise BadInput(f"the query is no UTF-8 text ({error.reason} at character {error.start}).") from error
     except duckdb.Error as error:
         raise failure(error) from error
     if len(statements) != 1:

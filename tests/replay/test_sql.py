@@ -357,6 +357,8 @@ def test_refusals_are_sentences_that_say_what_is_expected(tmp_path: Path) -> Non
         ask(root, "SELECT rewrd FROM traces")
     with pytest.raises(BadInput, match="0 statements were found; expected one query"):
         ask(root, "")
+    with pytest.raises(BadInput, match=r"the query is no UTF-8 text \(surrogates not allowed at character 8\)"):
+        ask(root, "SELECT '\udcff'")
 
 
 def test_several_threads_ask_at_once(kept_run: Path) -> None:

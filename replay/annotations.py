@@ -117,6 +117,7 @@ def annotate(run: Run, name: str, table: Any, *, overwrite: bool = False) -> Ann
     written = _write(folder / file, checked.schema, checked.tables())
     made = Annotation(name, version, checked.level, checked.columns, file, written, checked.traces, time.time())
     if not put_once(folder / f"{version}.json", seal(_body(run, made))):
+        (folder / file).unlink(missing_ok=True)
         raise RunConflict(
             f"{folder}: somebody else wrote version {version} at the same time; look at it, and try again."
         )

@@ -40,7 +40,8 @@ class Commit:
         """A column of SCORES of the part's rows. Raises KeyError and ValueError where the commit does not hold it."""
         if name in OF_PART:
             return pa.repeat(pa.scalar(getattr(self.part, name), ROW.by_name[name].arrow_type), self.file.rows)
-        return unpack_scores(self.file.scores or {}, name, self.file.rows)
+        scores = self.file.scores
+        return unpack_scores(scores if isinstance(scores, Mapping) else {}, name, self.file.rows)
 
     def to_bytes(self) -> bytes:
         """The commit as JSON with its checksum."""

@@ -51,6 +51,8 @@ def pack_scores(tables: Sequence[pa.Table]) -> dict[str, str] | None:
 def unpack_scores(scores: Mapping[str, str], name: str, rows: int) -> pa.Array:
     """A column of `rows` rows. Raises KeyError where `scores` lack it, ValueError where its text is none of `pack_scores`."""
     text, schema = scores[name], _BATCHES[name]
+    if not isinstance(text, str):
+        raise ValueError(f"{name}: no scores, but a {type(text).__name__}")
     if not text:
         return pa.nulls(rows, schema[0].type)
     try:

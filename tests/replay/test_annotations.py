@@ -389,6 +389,7 @@ def test_of_two_who_write_one_version_one_is_told(run: Run, monkeypatch: pytest.
     with pytest.raises(RunConflict, match="somebody else wrote version 0 at the same time"):
         run.annotate("x", {"trace_id": ["b"], "v": [2]})
     assert asked(run, "FROM annotation_x") == [("run", "a", 1)]
+    assert len(list(run.paths.annotations.glob("x/*.parquet"))) == 1
 
 
 def test_a_file_without_its_record_is_no_annotation(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

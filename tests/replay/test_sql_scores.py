@@ -18,7 +18,7 @@ from rolltape.replay.prune import Wish, prune
 from rolltape.replay.rewrite import same_rows
 from rolltape.replay.sql import connect
 from rolltape.replay.verify import verify
-from rolltape.schema.commits import Commit
+from rolltape.schema.commits import Commit, sealed
 from rolltape.schema.parquet import read_parquet, write_parquet
 from rolltape.schema.paths import Part, RunPaths
 from rolltape.schema.scores import MOST, PACKED, SCORES, pack_scores, unpack_scores
@@ -118,6 +118,15 @@ def test_a_text_that_holds_no_scores_is_an_error(kept_run: Path) -> None:
             unpack_scores({name: text}, name, rows_)
     with pytest.raises(KeyError):
         unpack_scores({}, "reward", 1)
+
+
+@pytest.mark.parametrize("scores", [[], "text", {"reward": None, "rewards": None}, dict.fromkeys(PACKED, 5), {}])
+def test_scores_of_another_shape_are_not_taken_for_nulls(twenty: Path, scores: Any, opened: list[str]) -> None:
+    for path in twenty.glob("commits/*/*.json"):
+        commit = Commit.read(path)
+        path.write_bytes(sealed({**commit.to_dict(), "scores": scores}))
+    assert ask(twenty, BY_NAME) == [(step, "ok", float(step)) for step in range(20)]
+    assert len(opened) == 20
 
 
 def test_verify_compares_scores_with_rows(twenty: Path) -> None:

@@ -6,6 +6,8 @@ so a file holds those of one. A line is the record as it was (see `decode`), but
 - A task without a prompt: 0.2 asks for the key and its own writer leaves it out where the prompt is null. It is put back.
 - A reward or metric that is null: 0.2 knows numbers only, its writer makes null of NaN. The name is left out: not scored.
 - Raw arrays (routed experts, image tensors), which no release puts into JSON. They are left out.
+
+What was changed is said in the line (see `readable`), so that an import of it gives the row as it was; arrays are gone.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import zstandard
 
 from rolltape.replay.export import Exported, ExportedFile, Told
 from rolltape.replay.export_config import scored_again, write_config
+from rolltape.replay.readable import make_readable, own_episode, unscored, without_prompt
 from rolltape.replay.run import Run
 from rolltape.replay.whole import check_targets, whole_file
 from rolltape.schema.commits import Commit
@@ -33,7 +36,6 @@ from rolltape.schema.decoding import decode
 from rolltape.schema.episodes import Episode, episode_of, line_of
 from rolltape.schema.errors import BadInput
 from rolltape.schema.fields import TRACE
-from rolltape.schema.records import as_mapping
 
 Record = dict[str, Any]
 
@@ -43,8 +45,8 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _RAW = ("routed_experts", "multi_modal_data")
 _JSON = json.JSONEncoder(separators=(",", ":"))
 
-PROMPT = "`prompt: null` put back, which Verifiers 0.2 leaves out and then asks for"
-UNSCORED = "rewards or metrics that are null left out, as Verifiers 0.2 reads numbers only"
+PROMPT = "`prompt: null` put back, which Verifiers 0.2 leaves out and then asks for; an import takes it out again"
+UNSCORED = "rewards or metrics that are null left out, as Verifiers 0.2 reads numbers only; an import puts them back"
 ARRAYS = "raw arrays (routed experts, image data) left out, as Verifiers keeps them out of its lines"
 OWN_EPISODE = "an Episode of its own, with the trace's id, as the run holds none"
 INCOMPLETE = "their Episode held more traces than the chosen steps do"
@@ -187,32 +189,11 @@ def _alone(record: Record, episode: Episode | None, release: str, result: Export
         return line_of(episode, [record])
     if writes_episodes(release):
         result.note(OWN_EPISODE)
-        ok = record.get("ok", not record.get("errors"))
-        return {
-            "id": record["id"],
-            "env": {"id": ""},
-            "task": record["task"],
-            "ok": ok,
-            "errors": [],
-            "traces": [record],
-        }
-    _make_readable(record, result)
+        return own_episode(record)
+    result.note(PROMPT, without_prompt(record))
+    result.note(UNSCORED, bool(unscored(record)))
+    make_readable(record)
     return record
-
-
-def _make_readable(record: Record, result: Exported) -> None:
-    """Change what the reader of Verifiers 0.2 refuses though its writer wrote it."""
-    data = as_mapping(record.get("task")).get("data")
-    if isinstance(data, dict) and "prompt" not in data:
-        data["prompt"] = None
-        result.note(PROMPT)
-    null = False
-    for key in ("rewards", "metrics"):
-        values = record.get(key)
-        if isinstance(values, dict) and None in values.values():
-            record[key] = {name: value for name, value in values.items() if value is not None}
-            null = True
-    result.note(UNSCORED, null)
 
 
 def _json(line: Record, result: Exported) -> bytes:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from rolltape.replay.import_groups import GroupBy, group_key, is_trained
 from rolltape.replay.import_sources import Block, Loader, Source
+from rolltape.replay.readable import as_written, is_own_episode
 from rolltape.schema.encoding import Row, row_of
 from rolltape.schema.episodes import KEY, envelope, is_episode
 from rolltape.schema.errors import BadInput, RolltapeError
@@ -173,6 +174,9 @@ class Taker:
         traces = line.value["traces"]
         if not isinstance(traces, list) or not traces:
             raise Skip(_without_traces(line.value))
+        if is_own_episode(line.value):
+            yield self._trace(replace(line, value=traces[0]), traces[0], None)
+            return
         for index, record in enumerate(traces):
             try:
                 yield self._trace(line, record, index)
@@ -188,6 +192,9 @@ class Taker:
             raise Skip(f"cannot be taken apart ({error})", trace) from error
 
     def _encoded(self, trace: str, line: _Line, record: dict[str, Any], index: int | None) -> Found:
+        written = as_written(record)
+        line = replace(line, value=written) if line.value is record else line
+        record = written
         siblings = 1 if index is None else len(line.value["traces"])
         found = Found(
             line=line.number,

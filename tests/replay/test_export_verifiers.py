@@ -22,6 +22,7 @@ from rolltape.replay.export_config import toml, write_config
 from rolltape.replay.export_verifiers import (
     ARRAYS,
     INCOMPLETE,
+    OWN_EPISODE,
     PROMPT,
     UNSCORED,
     _pieces,
@@ -30,6 +31,7 @@ from rolltape.replay.export_verifiers import (
 )
 from rolltape.schema import ROW, TRACE, Context, Step, decode, encode
 from rolltape.schema.errors import BadInput
+from rolltape.schema.jsontext import unpack_extra
 from rolltape.schema.parquet import put_once
 from rolltape.schema.paths import Part, RunPaths
 from rolltape.schema.sealed import seal
@@ -109,6 +111,81 @@ def test_import_of_an_export_is_the_identity_on_rows(tmp_path: Path) -> None:
         assert a.num_rows == len(recorded(scenario))
         for name in columns:  # text of the values: NaN equals NaN
             assert str(a.column(name).to_pylist()) == str(b.column(name).to_pylist()), name
+
+
+def same_rows(a: Path, b: Path) -> None:
+    """Whether two runs hold the same rows, but for the run they are of. Text of the values: NaN equals NaN."""
+    first, second = (open_run(root).table().sort_by("trace_id") for root in (a, b))
+    assert first.num_rows > 0
+    for name in (n for n in ROW.arrow.names if n != "run"):
+        kept, found = first.column(name).to_pylist(), second.column(name).to_pylist()
+        if name == "extra":
+            kept, found = ([x if x is None else unpack_extra(x) for x in values] for values in (kept, found))
+        assert str(kept) == str(found), name
+
+
+WRITTEN = sorted(f.relative_to(TRACES) for f in TRACES.glob("*/written_by_verifiers/*.jsonl"))
+
+
+@pytest.mark.parametrize("file", WRITTEN, ids=str)
+def test_what_verifiers_wrote_comes_back_though_its_reader_wants_it_otherwise(file: Path, tmp_path: Path) -> None:
+    brought_in(TRACES / file, tmp_path / "a")
+    export(tmp_path / "a", tmp_path / "x.jsonl")
+    brought_in(tmp_path / "x.jsonl", tmp_path / "b")
+    same_rows(tmp_path / "a", tmp_path / "b")
+
+
+UNREADABLE: dict[str, Record] = {
+    "reward": {"rewards": {"b": None, "a": 1.0, "z": None}},
+    "metric": {"metrics": {"m": None}},
+    "both": {"rewards": {"b": None}, "metrics": {"m": 2.0, "n": None}, "info": {"x": [1]}},
+    "no info": {"rewards": {"b": None}, "info": ...},
+    "prompt": {"task": {"type": "T", "data": {"idx": 3}}},
+    "own word": {"metrics": {"m": None}, "info": {"rolltape_export": "mine"}},
+}
+
+
+@pytest.mark.parametrize("change", UNREADABLE)
+def test_an_unreadable_record_is_read_after_export_and_itself_after_import(change: str, tmp_path: Path) -> None:
+    record = {k: v for k, v in {**turn(id="a"), **UNREADABLE[change]}.items() if v is not ...}
+    (tmp_path / "s.jsonl").write_text(json.dumps(record) + "\n")
+    brought_in(tmp_path / "s.jsonl", tmp_path / "a")
+    export(tmp_path / "a", tmp_path / "out" / "traces.jsonl")
+    assert len(read_by_verifiers(tmp_path / "out")) == 1
+    brought_in(tmp_path / "out" / "traces.jsonl", tmp_path / "b")
+    if change != "own word":
+        same_rows(tmp_path / "a", tmp_path / "b")
+    [back] = decode(open_run(tmp_path / "b").table(columns=TRACE.arrow.names))
+    if change != "own word":
+        assert json.dumps(back) == json.dumps(record)
+    else:
+        assert back["info"] == record["info"]
+
+
+def test_what_was_scored_between_export_and_import_stays(tmp_path: Path) -> None:
+    brought_in(put_lines(tmp_path, turn(id="a", rewards={"x": None, "y": None})), tmp_path / "a")
+    export(tmp_path / "a", tmp_path / "x.jsonl")
+    [line] = lines(tmp_path / "x.jsonl")
+    line["rewards"] = {"y": 0.5, "new": 1.0}
+    brought_in(put_lines(tmp_path, line), tmp_path / "b")
+    [back] = decode(open_run(tmp_path / "b").table(columns=TRACE.arrow.names))
+    assert back["rewards"] == {"x": None, "y": 0.5, "new": 1.0}
+    assert "rolltape_export" not in back["info"]
+
+
+def put_lines(folder: Path, *records: Record) -> Path:
+    (folder / "s.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return folder / "s.jsonl"
+
+
+@pytest.mark.parametrize("scenario", ["single_turn", "multi_branch"])
+def test_a_trace_line_of_a_release_that_writes_episodes_is_one_again(scenario: str, tmp_path: Path) -> None:
+    records = [t for line in recorded(scenario, "0.4.0") for t in line["traces"]]
+    brought_in(put_lines(tmp_path, *records), tmp_path / "a")
+    done = export(tmp_path / "a", tmp_path / "x.jsonl")
+    assert done.notes == {OWN_EPISODE: len(records)}
+    brought_in(tmp_path / "x.jsonl", tmp_path / "b")
+    same_rows(tmp_path / "a", tmp_path / "b")
 
 
 @pytest.mark.parametrize("release", ["0.2.1", "0.3.0", "0.4.0"])

@@ -19,7 +19,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,12 +29,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from rolltape.record.encoder import Encoder
 from rolltape.record.folder import Home, enter, installed_versions, joined_attempt, next_attempt, one_at_a_time
 from rolltape.record.parts import chunks, counted, sound_outcome, sound_record, write_part
 from rolltape.record.recover import Recovered, outcome_record, settle
 from rolltape.record.resume import after_everything
 from rolltape.record.secrets import Secrets
-from rolltape.record.store import JournalStore, StepKey, StoreOptions, place_of
+from rolltape.record.store import Entry, JournalStore, StepKey, StoreOptions, place_of
 from rolltape.record.worker import Worker
 from rolltape.replay.run import open_run
 from rolltape.schema import jsontext
@@ -134,7 +135,7 @@ class Recorder:
         self._home = Home(paths, attempt)
         self._store = JournalStore(paths.journal(attempt, writer), store, self._home.check_journal)
         self._commits = Worker(f"rolltape-commit-{writer}", self._retry, store.retry_seconds)
-        self._encoder = ThreadPoolExecutor(1, f"rolltape-encode-{writer}")
+        self._encoder = Encoder(f"rolltape-encode-{writer}", self._store.worker, self._store.write)
         self._lock = RLock()  # close() may be called by a signal handler, in the middle of anything
         self._started: Counter[StepKey] = Counter()
         self._late: dict[StepKey, set[str]] = {}
@@ -218,29 +219,29 @@ class Recorder:
         key, problems = self._key(context), list[str]()
         try:
             snapshot = trace if isinstance(trace, dict) else record_of(trace, problems)
-            put = self._encoder.submit(self._put, key, snapshot, context, problems)
-            done = await self._store.worker.passed_on(put, self.options.ack_seconds)
+            put = partial(self._put, key, snapshot, context, problems)
+            entry = await self._encoder.put(put, self.options.ack_seconds)
         except Exception as error:
             return self._unrecorded(trace, error)
-        return self._acknowledged(key, done, _id_of(trace))
+        return self._acknowledged(key, entry)
 
     def add(self, trace: Any, context: Context) -> bool:
         """`trace` for callers without an event loop."""
         key, problems = self._key(context), list[str]()
         try:
             snapshot = trace if isinstance(trace, dict) else record_of(trace, problems)
-            done = self._put(key, snapshot, context, problems)
+            entry = self._put(key, snapshot, context, problems)
         except Exception as error:
             return self._unrecorded(trace, error)
-        self._store.worker.wait(done, self.options.ack_seconds)
-        return self._acknowledged(key, done, _id_of(trace))
+        self._store.worker.wait(self._store.write([entry]), self.options.ack_seconds)
+        return self._acknowledged(key, entry)
 
     def _key(self, context: Context) -> StepKey:
         if self._store.closed:
             raise BadInput("the recorder is closed; open the run again to go on.")
         return context.split, context.step, context.eval_name
 
-    def _put(self, key: StepKey, snapshot: dict[str, Any], context: Context, problems: list[str]) -> Future[bool]:
+    def _put(self, key: StepKey, snapshot: dict[str, Any], context: Context, problems: list[str]) -> Entry:
         placed = replace(
             context,
             run=self.run_id,
@@ -270,8 +271,8 @@ class Recorder:
             raise NotRecorded(f"trace {name} could not be recorded: {type(error).__name__}: {error}") from error
         return False
 
-    def _acknowledged(self, key: StepKey, done: Future[bool], trace: str) -> bool:
-        if done.done() and done.exception() is None and done.result():
+    def _acknowledged(self, key: StepKey, entry: Entry) -> bool:
+        if entry.place is not None:
             return True
         if not self.options.journal:
             return False
@@ -280,8 +281,8 @@ class Recorder:
             raise NotRecorded(f"a trace of step {key[1]} is not in the journal: {why}.")
         with self._lock:
             late = self._late.setdefault(key, set())
-            self._not_durable += trace not in late
-            late.add(trace)
+            self._not_durable += entry.trace_id not in late
+            late.add(entry.trace_id)
         return False
 
     def rows(
@@ -322,7 +323,7 @@ class Recorder:
         attempt before, BadInput where a recorded trace has no outcome, NotRecorded where `strict` is set and it fails.
         """
         end = partial(self._end, (split, step, eval_name), list(groups), list(outcomes), record)
-        pending, done = await asyncio.get_running_loop().run_in_executor(self._encoder, end)
+        pending, done = await asyncio.wrap_future(self._encoder.run(end))
         await self._commits.arrived(done, self.options.commit_seconds)
         return self._committed(pending, done)
 
@@ -477,15 +478,10 @@ class Recorder:
         Rows of steps that did not end stay in the journal, for `recover`; those that are in memory only are lost.
         """
         limit = time.monotonic() + (self.options.commit_seconds if seconds is None else seconds)
-        self._commits.submit(partial(self._encoder.shutdown, wait=False))  # its lock may be held by who was interrupted
+        self._commits.submit(self._encoder.stop)  # its lock may be held by who was interrupted
         self._commits.submit(partial(self._retry, True))
         self._commits.stop(limit - time.monotonic())
         self._store.close(max(0.0, limit - time.monotonic()))
         with self._lock:
             self._lost += self._store.forget_memory()
         return self.status
-
-
-def _id_of(trace: Any) -> str:
-    """The id of a trace, whatever form it has."""
-    return str(trace.get("id") if isinstance(trace, dict) else getattr(trace, "id", None))

@@ -14,13 +14,13 @@ import errno
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 from rolltape.record.journal import Fsync, Journal
 from rolltape.record.limits import LARGEST_COLUMN, drop_extra, fit
@@ -28,6 +28,8 @@ from rolltape.record.worker import Worker
 from rolltape.schema.encoding import Row
 from rolltape.schema.errors import BadInput
 from rolltape.schema.frames import pack_record, unpack_frame
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -150,8 +152,8 @@ class JournalStore:
 
     # -- recording
 
-    def put(self, key: StepKey, row: Row, head: dict[str, Any]) -> Future[bool]:
-        """Keep a row, in place of an earlier one of the same trace. The future tells whether the journal has it.
+    def put(self, key: StepKey, row: Row, head: dict[str, Any]) -> Entry:
+        """Keep a row, in place of an earlier one of the same trace. It is journaled by `write`.
 
         Raises BadInput where the step has ended.
         """
@@ -172,7 +174,13 @@ class JournalStore:
             if earlier is not None:
                 self._release(earlier)
             step.entries[entry.trace_id] = entry
-        return _done(False) if frame is None else self._submit(entry)
+        return entry
+
+    def write(self, entries: Sequence[Item]) -> Future[list[bool]]:
+        """Have entries journaled; whether each is, which its `place` tells too."""
+        if not any(entry.frame for entry in entries):
+            return _done([False] * len(entries))
+        return self.worker.submit(lambda: self._arrived(entries))
 
     def _packed(self, head: dict[str, Any], row: Row) -> bytes | None:
         try:
@@ -203,7 +211,7 @@ class JournalStore:
                 return _done(False)
             self._steps.setdefault(key, _Step()).notes.append(item)
         if hurry:
-            return self._submit(item)
+            return self.worker.submit(lambda: self._arrived([item])[0])
         self._unhurried.append(item)
         return _done(False)
 
@@ -231,17 +239,14 @@ class JournalStore:
             step.ended = ended
             return list(step.entries)
 
-    def _submit(self, item: Item) -> Future[bool]:
-        return self.worker.submit(lambda: self._arrived(item))
-
     # -- writing: in the journal's thread
 
-    def _arrived(self, item: Item) -> bool:
-        """Write an item, unless the disk has just refused others: they are tried together, from time to time."""
+    def _arrived(self, items: Sequence[Item]) -> list[bool]:
+        """Write items, unless the disk has just refused others: they are tried together, from time to time."""
         self._take_unhurried()
-        self._waiting.append(item)
+        self._waiting.extend(items)
         self._write_if_due()
-        return item.place is not None
+        return [item.place is not None for item in items]
 
     def _note_begun(self) -> None:
         with self._lock:
@@ -489,7 +494,7 @@ def place_of(key: StepKey) -> dict[str, Any]:
     return {"split": key[0], "step": key[1], "eval_name": key[2]}
 
 
-def _done(value: bool) -> Future[bool]:
-    future: Future[bool] = Future()
+def _done(value: T) -> Future[T]:
+    future: Future[T] = Future()
     future.set_result(value)
     return future

@@ -56,16 +56,35 @@ class Worker:
     async def passed_on(self, made: Future[Future[Any]], seconds: float) -> Future[Any]:
         """`arrived` for a job that another thread queues here, however long that takes it.
 
-        `made`: the other thread's job, which returns this one's. The loop is woken once for both: waking a thread costs
-        more than what it does for a short trace. Raises what `made` raised.
+        `made`: the other thread's job, which returns this one's. Raises what `made` raised.
         """
-        loop = asyncio.get_running_loop()
-        waiter = loop.create_future()
-        limit: float | None = None
+        waiter = asyncio.get_running_loop().create_future()
 
         def settle() -> None:
             if not waiter.done():
                 waiter.set_result(None)
+
+        self.call_when_passed_on(made, seconds, settle)
+        await waiter
+        return made.result()
+
+    def call_when_passed_on(self, made: Future[Future[Any]], seconds: float, then: Callable[[], None]) -> None:
+        """Have the running event loop call `then` when a job is done that another thread queues here (see `passed_on`).
+
+        The loop is woken once for both jobs: waking a thread costs more than what it does for a short trace.
+        """
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None
+        limit: float | None = None
+        told = False
+
+        def settle() -> None:
+            nonlocal told
+            if timer is not None:
+                timer.cancel()
+            if not told:
+                told = True
+                then()
 
         def tell(_: Future[Any]) -> None:
             with suppress(RuntimeError):  # the loop may be gone when a stuck job ends
@@ -80,8 +99,6 @@ class Worker:
             else:
                 made.result().add_done_callback(tell)
 
-        timer = loop.call_later(seconds, lambda: look())
-
         def look() -> None:
             nonlocal timer
             left = seconds if limit is None else limit - time.monotonic()
@@ -90,12 +107,8 @@ class Worker:
             else:
                 timer = loop.call_later(left, look)
 
+        timer = loop.call_later(seconds, look)
         made.add_done_callback(queued)
-        try:
-            await waiter
-        finally:
-            timer.cancel()
-        return made.result()
 
     def stop(self, seconds: float) -> bool:
         """End after the jobs that are queued; whether that was within `seconds`, less what it has been stuck for."""

@@ -1,0 +1,127 @@
+"""Takes traces apart in a thread of its own, several in a row where several end at about the same time.
+
+What a trace costs is many small steps of Python, which take two to three times as long between the steps of episodes as
+one trace after the other. So traces wait for each other: WINDOW seconds at most, and seldom where that brought no other.
+They are journaled each for itself, and their waiters woken together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rolltape.record.store import Entry
+from rolltape.record.worker import Worker
+
+T = TypeVar("T")
+
+WINDOW = 0.03
+"""Seconds that the first trace waits for others."""
+_SELDOM = 64
+"""Batches after which waiting is tried again, at most."""
+
+
+@dataclass(eq=False)
+class _Place:
+    """A trace among others."""
+
+    make: Callable[[], Entry]
+    waiter: asyncio.Future[None]
+    entry: Entry | None = None
+    error: Exception | None = None
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Traces that are taken apart in a row."""
+
+    loop: asyncio.AbstractEventLoop
+    places: list[_Place] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Let all go on. In the event loop."""
+        for place in self.places:
+            if not place.waiter.done():
+                place.waiter.set_result(None)
+
+
+class Encoder:
+    """One thread. `write` hands entries to `worker`, which journals them."""
+
+    def __init__(self, name: str, worker: Worker, write: Callable[[Sequence[Entry]], Future[Any]]) -> None:
+        self._worker, self._write = worker, write
+        self._thread = ThreadPoolExecutor(1, name)
+        self._lock = threading.RLock()
+        self._open: _Batch | None = None
+        """The batch that takes further traces."""
+        self._hurry = threading.Event()
+        self._barren, self._skip = 0, 0
+
+    async def put(self, make: Callable[[], Entry], seconds: float) -> Entry:
+        """Call `make` in the thread and have its entry written; waits at most `seconds` for the latter.
+
+        Whether it was written is said by its `place`. Raises what `make` raised.
+        """
+        loop = asyncio.get_running_loop()
+        place = _Place(make, loop.create_future())
+        with self._lock:
+            batch = self._open
+            if batch is None or batch.loop is not loop:
+                batch = _Batch(loop)
+                made = self._thread.submit(self._encode, batch)
+                self._worker.call_when_passed_on(made, seconds, batch.settle)
+                self._open = batch
+            batch.places.append(place)
+        await place.waiter
+        if place.error is not None:
+            raise place.error
+        assert place.entry is not None
+        return place.entry
+
+    def run(self, job: Callable[[], T]) -> Future[T]:
+        """Do a job in the thread, after the traces that were put before."""
+        self._hurry.set()
+        return self._thread.submit(self._run, job)
+
+    def _run(self, job: Callable[[], T]) -> T:
+        self._hurry.clear()
+        return job()
+
+    def stop(self) -> None:
+        """Take no more. What was put is still done."""
+        self._hurry.set()
+        self._thread.shutdown(wait=False)
+
+    # -- in the thread
+
+    def _encode(self, batch: _Batch) -> Future[Any]:
+        waited = not self._skip
+        if waited:
+            self._hurry.wait(WINDOW)
+        with self._lock:
+            if self._open is batch:
+                self._open = None
+        self._learn(waited, len(batch.places) > 1)
+        entries = []
+        for place in batch.places:
+            try:
+                place.entry = place.make()
+            except Exception as error:
+                place.error = error
+            else:
+                entries.append(place.entry)
+        return self._write(entries)
+
+    def _learn(self, waited: bool, found: bool) -> None:
+        """Wait where others come, and after a wait that brought none only after 1, 2, 4 … further batches."""
+        if found:
+            self._barren = self._skip = 0
+        elif waited:
+            self._barren = min(2 * self._barren or 1, _SELDOM)
+            self._skip = self._barren
+        else:
+            self._skip -= 1

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rolltape.schema import jsontext
 from rolltape.schema.commits import Commit
@@ -35,28 +36,31 @@ CHUNK_BYTES = 6 << 20
 """Rows of a row group in memory, roughly. Writing takes eight times that; row groups of 64 MiB are 1 % smaller on disk."""
 
 
+_SUMS = {"tokens": "num_tokens", "sampled_tokens": "num_sampled", "turns": "num_turns"}
+"""Sums of a commit, and the columns they are of."""
+
+
 @dataclass
-class Tally:
+class _Tally:
     """What went into a part."""
 
     traces: list[str] = field(default_factory=list)
-    unwritable: list[str] = field(default_factory=list)
-    """Traces that no table can be made of."""
     sums: Counter[str] = field(default_factory=Counter)
     """Tokens, sampled tokens and turns."""
 
-    def add(self, rows: Iterable[Row]) -> None:
-        """Count rows that are in a table."""
-        for row in rows:
-            v = row.values
-            self.traces.append(v["trace_id"])
-            self.sums.update(tokens=v["num_tokens"], sampled_tokens=v["num_sampled"], turns=v["num_turns"])
+    def counted(self, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        """`tables` as they are, counted."""
+        for table in tables:
+            self.traces += table.column("trace_id").to_pylist()
+            for name, column in _SUMS.items():
+                self.sums[name] += pc.sum(table.column(column)).as_py() or 0
+            yield table
 
 
 def write_part(
     paths: RunPaths,
     part: Part,
-    rows: Iterable[Row],
+    tables: Iterable[pa.Table],
     *,
     outcomes: Sequence[Outcome],
     groups: Sequence[Group],
@@ -65,7 +69,7 @@ def write_part(
     sums: Mapping[str, Any] | None = None,
     tried: set[bytes] | None = None,
 ) -> Commit:
-    """Write a part and commit it. `rows` come in the order of the file; `step.counts` are those known at the step's end.
+    """Write a part and commit it. `tables` (see `chunks`) come in the order of the file; `step.counts` are of the step's end.
 
     `tried` collects the commits of failed calls: one of them on disk is this part's own. Raises RunConflict where the part
     was committed before, OSError where it cannot be written; then nothing is committed.
@@ -74,11 +78,11 @@ def write_part(
     done = _committed(paths, part, tried)
     if done is not None:
         return done
-    tally = Tally()
+    tally = _Tally()
     sound = [sound_outcome(o) for o in outcomes]
     file = write_parquet(
         paths.parquet(part),
-        (with_outcomes(table, sound) for table in chunks(rows, tally)),
+        (with_outcomes(table, sound) for table in tally.counted(tables)),
         {name: versions[name] for name in ("rolltape", "verifiers", "renderers") if name in versions},
     )
     commit = Commit(
@@ -86,7 +90,7 @@ def write_part(
         file=file,
         groups=sorted(groups, key=lambda g: g.group_index),
         step=counted(step, sound, tally.traces),
-        sums={**{name: tally.sums[name] for name in ("tokens", "sampled_tokens", "turns")}, **(sums or {})},
+        sums={**{name: tally.sums[name] for name in _SUMS}, **(sums or {})},
         fingerprint=ROW.fingerprint,
         written_at=time.time(),
     )
@@ -155,11 +159,10 @@ def sound_record(record: Record) -> Record:
     return record
 
 
-def chunks(rows: Iterable[Row], tally: Tally | None = None) -> Iterator[pa.Table]:
-    """Tables of about CHUNK_BYTES, or of one row. A row that no table can be made of is left out, and told in `tally`."""
-    tally = Tally() if tally is None else tally
+def chunks(rows: Iterable[Row]) -> Iterator[pa.Table]:
+    """Tables of about CHUNK_BYTES, or of one row. A row that no table can be made of is left out, with a log entry."""
     for chunk in _chunked(rows):
-        table = _table(chunk, tally)
+        table = _table(chunk)
         chunk.clear()
         yield table
         del table
@@ -179,16 +182,13 @@ def _chunked(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield chunk
 
 
-def _table(rows: list[Row], tally: Tally) -> pa.Table:
+def _table(rows: list[Row]) -> pa.Table:
     try:
-        table = rows_to_table(rows)
+        return rows_to_table(rows)
     except MemoryError:
         raise
     except Exception:
         if len(rows) == 1:
             logger.exception("trace %s cannot be written", rows[0].values["trace_id"])
-            tally.unwritable.append(rows[0].values["trace_id"])
             return rows_to_table([])
-        return pa.concat_tables([_table([row], tally) for row in rows]).combine_chunks()
-    tally.add(rows)
-    return table
+        return pa.concat_tables([_table([row]) for row in rows]).combine_chunks()

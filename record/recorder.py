@@ -18,7 +18,7 @@ import errno
 import logging
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -140,6 +140,8 @@ class Recorder:
         self._started: Counter[StepKey] = Counter()
         self._late: dict[StepKey, set[str]] = {}
         self._pending: list[_Pending] = []
+        self._made: tuple[list[Entry], pa.Table] | None = None
+        """Rows of a step that are one table, and the table."""
         self._lost = 0
         self._not_durable = 0
         self._error: str | None = None
@@ -294,8 +296,17 @@ class Recorder:
         """
         entries = self._store.entries((split, step, eval_name))
         wanted = entries if traces is None else [e for e in entries if e.trace_id in traces]
-        tables = list(chunks(row for entry in wanted if (row := self._store.row(entry)) is not None))
+        tables = list(self._tables(wanted))
+        if len(tables) == 1 and tables[0].num_rows == len(entries):
+            self._made = entries, tables[0]
         return pa.concat_tables(tables) if tables else rows_to_table([])
+
+    def _tables(self, entries: list[Entry]) -> Iterator[pa.Table]:
+        """Tables of these rows, in their order. Of a short step the one that conversion has just read."""
+        made, self._made = self._made, None
+        if made is not None and made[0] == entries:
+            return iter([made[1]])
+        return chunks(row for entry in entries if (row := self._store.row(entry)) is not None)
 
     @property
     def status(self) -> RecorderStatus:
@@ -430,7 +441,7 @@ class Recorder:
         return write_part(
             self.paths,
             pending.part,
-            self._store.rows(pending.key),
+            self._tables(self._store.entries(pending.key)),
             outcomes=pending.outcomes,
             groups=pending.groups,
             step=pending.step,

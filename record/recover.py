@@ -27,7 +27,7 @@ import numpy as np
 
 from rolltape.record.folder import one_at_a_time
 from rolltape.record.journal import Fault, Record, claim, read_at, read_journal
-from rolltape.record.parts import write_part
+from rolltape.record.parts import chunks, write_part
 from rolltape.replay.outcomes import read_outcomes
 from rolltape.replay.run import Run, open_run
 from rolltape.schema.commits import Commit
@@ -221,7 +221,7 @@ def _commit_step(run: Run, part: Part, key: StepKey, left: _StepLeft, descriptor
     commit = write_part(
         paths,
         part,
-        _stream(rows, descriptor, result),
+        chunks(_stream(rows, descriptor, result)),
         outcomes=[_of(left, place[3]) for place, _ in rows],
         groups=list(left.groups.values()),
         step=replace(base, attempt=part.attempt, writer=part.writer, counts={**base.counts, "started": started}),

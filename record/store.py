@@ -14,7 +14,7 @@ import errno
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -361,13 +361,6 @@ class JournalStore:
         with self._lock:
             step = self._steps.get(key, _Step())
             return sorted(step.entries.values(), key=lambda e: e.order)
-
-    def rows(self, key: StepKey) -> Iterator[Row]:
-        """Rows of a step, one after the other. One that can no longer be read is left out, with a warning."""
-        for entry in self.entries(key):
-            row = self.row(entry)
-            if row is not None:
-                yield row
 
     def row(self, entry: Entry) -> Row | None:
         """The row of an entry, from memory or from the journal. None where it was given up or does not read back."""

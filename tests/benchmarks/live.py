@@ -3,7 +3,7 @@
     python tests/benchmarks/live.py [--json] [--only recording_cpu loop_stall concurrency] [--callbacks]
 
 Real Verifiers episodes through real Renderers on the demo engine, which runs in a process of its own; the harness is the one
-inside the process. Sides that are compared take turns.
+inside the process. Sides that are compared take turns, and the median of the ratios counts.
 
 recording_cpu          CPU per episode of a training step (one short turn an episode, the worst case), over that of the same
                        step whose rows are converted and then dropped: what journal, Parquet file and commit cost
@@ -30,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -311,19 +311,34 @@ def recording_cpu(repeats: int, steps: int, rollouts: int) -> dict[str, float]:
             if side == "recorded":
                 rates.append(steps * rollouts / clock.wall)
 
-        for _ in range(repeats):
-            run("recorded", **train)
+        def without_files() -> None:
             with in_memory():
                 run("in_memory", **train, journal=False)
-            run("evaluated", **options, eval=True)
-            run("nothing", **options, eval=True, recorded=False)
-    cpu = {side: statistics.median(found) for side, found in seconds.items()}
+
+        def in_turn(sides: Sequence[Callable[[], None]], turn: int) -> None:
+            for side in sides if turn % 2 else reversed(sides):
+                side()
+
+        for turn in range(repeats):
+            in_turn((lambda: run("recorded", **train), without_files), turn)
+            in_turn(
+                (
+                    lambda: run("evaluated", **options, eval=True),
+                    lambda: run("nothing", **options, eval=True, recorded=False),
+                ),
+                turn,
+            )
     return {
-        "recording_cpu": cpu["recorded"] / cpu["in_memory"],
-        "recording_cpu_total": cpu["evaluated"] / cpu["nothing"],
+        "recording_cpu": _ratio(seconds["recorded"], seconds["in_memory"]),
+        "recording_cpu_total": _ratio(seconds["evaluated"], seconds["nothing"]),
         "episodes_per_second": statistics.median(rates),
-        **{f"cpu_ms_{side}": value for side, value in cpu.items()},
+        **{f"cpu_ms_{side}": statistics.median(found) for side, found in seconds.items()},
     }
+
+
+def _ratio(these: list[float], those: list[float]) -> float:
+    """The median of the ratios of two runs that followed each other: a machine's speed changes while many run."""
+    return statistics.median(a / b for a, b in zip(these, those, strict=True))
 
 
 def loop_stall(repeats: int, callbacks: bool) -> dict[str, Any]:

@@ -151,6 +151,28 @@ def test_a_trace_that_is_recorded_again_replaces_its_row(recorder: Recorder) -> 
     assert open_run(recorder.paths.root).table().column("reward").to_pylist() == [0.5, 1.0]
 
 
+@pytest.mark.parametrize("later", ["nothing", "again", "one more", "another step"])
+def test_a_file_holds_what_was_recorded_after_its_rows_were_converted_too(recorder: Recorder, later: str) -> None:
+    recorder.add(record("a", reward=1.0), at(group_index=0))
+    recorder.add(record("b", reward=1.0), at(group_index=1))
+    converted = recorder.rows("train", 0)
+    expected = {"a": 1.0, "b": 1.0}
+    if later == "again":
+        recorder.add(record("a", reward=0.25), at(group_index=0))
+        expected["a"] = 0.25
+    elif later == "one more":
+        recorder.add(record("c", reward=0.5), at(group_index=2))
+        expected["c"] = 0.5
+    elif later == "another step":
+        recorder.add(record("z"), at(step=1))
+        recorder.rows("train", 1)
+    commit(recorder, 0, emitted(*expected))
+    table = open_run(recorder.paths.root).table()
+    assert dict(zip(table["trace_id"].to_pylist(), table["reward"].to_pylist(), strict=True)) == expected
+    same = table.select(converted.column_names).slice(0, 2).equals(converted)
+    assert same == (later != "again")
+
+
 def test_steps_splits_and_evaluations_are_kept_apart(recorder: Recorder) -> None:
     places = [at(0), at(1), at(0, split="eval"), at(0, split="eval", eval_name="math")]
     for id, place in zip("abcd", places, strict=True):

@@ -4,9 +4,9 @@
     payload  length of a zstd frame (8), the zstd frame, then arrays as they are, one after the other
     zstd     length of a JSON text (8), the JSON text, then the row's long texts, one after the other
 
-Token ids, log-probs and masks are not compressed, and text only quickly: a frame is written once and gone after the step.
-Level 1 over everything would take 25 instead of 3 ns a token, of 80 in all, for 7 instead of 12 bytes. What is null is left
-out, and takes its place again when the frame is read.
+Token ids, log-probs and masks are not compressed, and text only where it is long, and quickly: a frame is written once and
+gone after the step. Level 1 over everything would take 25 instead of 3 ns a token, of 80 in all, for 7 instead of 12 bytes.
+What is null is left out, and takes its place again when the frame is read.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ LEVEL = -20
 LONG = 64
 """Characters from which on a text stands beside the JSON: escaping it would cost more than the rest of the row."""
 
+SHORT = 8 << 10
+"""Bytes of JSON and texts up to which they are stored as they are."""
+
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_STORED = struct.Struct("<BIBH")
 _SIZE = struct.Struct("<Q")
 _MOST = 1 << 36
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=True).encode
@@ -88,12 +93,24 @@ def checksum(size: int, pieces: Sequence[Any]) -> int:
 
 
 def _compress(data: bytes) -> bytes:
-    """By a compressor of this thread: making one costs as much as packing a short trace."""
+    """As a zstd frame, by a compressor of this thread: making one costs as much as packing a short trace."""
+    if len(data) < SHORT:
+        return _stored(data)
     found: tuple[int, Any] | None = getattr(_local, "compressor", None)
     if found is None or found[0] != LEVEL:
         found = _local.compressor = (LEVEL, zstandard.ZstdCompressor(level=LEVEL).compress)
     packed: bytes = found[1](data)
     return packed
+
+
+def _stored(data: bytes) -> bytes:
+    """As a zstd frame of one block that is not compressed (RFC 8878, 3.1.1).
+
+    A compressor lets other threads run meanwhile; coming back costs a thread more than packing a short trace.
+    """
+    descriptor = 0b10_1_00000  # the length as four bytes, a single segment, no checksum
+    block = len(data) << 3 | 1  # the last block, and raw
+    return b"".join((_ZSTD, _STORED.pack(descriptor, len(data), block & 0xFF, block >> 8), data))
 
 
 def _bytes(array: Any, dtype: str) -> memoryview:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from record_build import assert_same_row, recorded, same, trace
 
 from rolltape.record.journal import Fault, Journal, Record, claim, is_alive, pack_record, read_journal, scan
@@ -25,6 +26,18 @@ from rolltape.schema.errors import BadInput, Damaged
 from rolltape.schema.jsontext import pack_extra, unpack_extra
 
 # -- frames
+
+
+@pytest.mark.parametrize("size", [0, 1, 300, 1000, frames.SHORT - 500, frames.SHORT, 3 * frames.SHORT])
+def test_what_is_stored_is_a_zstd_frame_as_any_other(size: int) -> None:
+    frame = pack_record("note", {"text": "\u00e9x" * (size // 3)})
+    payload = memoryview(frame)[frames.HEAD_BYTES :]
+    length = int.from_bytes(payload[:8], "little")
+    assert len(payload) == 8 + length
+    data = zstandard.ZstdDecompressor().decompress(payload[8:])
+    assert zstandard.get_frame_parameters(payload[8:]).content_size == len(data)
+    assert (len(data) < length) == (len(data) < frames.SHORT)
+    assert frames.unpack_frame(frame).data == {"text": "\u00e9x" * (size // 3)}
 
 
 def packed(*names: str, tokens: int = 3) -> list[bytes]:

@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 WINDOW = 0.03
 """Seconds that the first trace waits for others."""
+MOST = 8
+"""Traces that are taken apart in a row: who waits for them goes on at once, and holds the event loop for that long."""
 _SELDOM = 64
 """Batches after which waiting is tried again, at most."""
 
@@ -41,6 +43,8 @@ class _Batch:
 
     loop: asyncio.AbstractEventLoop
     places: list[_Place] = field(default_factory=list)
+    hurry: threading.Event = field(default_factory=threading.Event)
+    """Set where it is not to wait any longer."""
 
     def settle(self) -> None:
         """Let all go on. In the event loop."""
@@ -58,7 +62,6 @@ class Encoder:
         self._lock = threading.RLock()
         self._open: _Batch | None = None
         """The batch that takes further traces."""
-        self._hurry = threading.Event()
         self._barren, self._skip = 0, 0
 
     async def put(self, make: Callable[[], Entry], seconds: float) -> Entry:
@@ -76,6 +79,8 @@ class Encoder:
                 self._worker.call_when_passed_on(made, seconds, batch.settle)
                 self._open = batch
             batch.places.append(place)
+            if len(batch.places) == MOST:
+                self._close()
         await place.waiter
         if place.error is not None:
             raise place.error
@@ -84,24 +89,27 @@ class Encoder:
 
     def run(self, job: Callable[[], T]) -> Future[T]:
         """Do a job in the thread, after the traces that were put before."""
-        self._hurry.set()
-        return self._thread.submit(self._run, job)
-
-    def _run(self, job: Callable[[], T]) -> T:
-        self._hurry.clear()
-        return job()
+        self._close()
+        return self._thread.submit(job)
 
     def stop(self) -> None:
         """Take no more. What was put is still done."""
-        self._hurry.set()
+        self._close()
         self._thread.shutdown(wait=False)
+
+    def _close(self) -> None:
+        """Have the batch that takes traces take no more, nor wait for them."""
+        with self._lock:
+            batch, self._open = self._open, None
+        if batch is not None:
+            batch.hurry.set()
 
     # -- in the thread
 
     def _encode(self, batch: _Batch) -> Future[Any]:
         waited = not self._skip
         if waited:
-            self._hurry.wait(WINDOW)
+            batch.hurry.wait(WINDOW)
         with self._lock:
             if self._open is batch:
                 self._open = None

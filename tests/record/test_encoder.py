@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -50,6 +50,19 @@ def entry(name: str) -> Entry:
     return Entry(None, trace_id=name)
 
 
+def noted(waits: list[float]) -> Callable[..., bool]:
+    """In place of an event's `wait`: waits for the window are noted, and not made."""
+    real = threading.Event.wait
+
+    def wait(self: threading.Event, timeout: float | None = None) -> bool:
+        if timeout != module.WINDOW:
+            return real(self, timeout)
+        waits.append(timeout)
+        return False
+
+    return wait
+
+
 async def put(encoder: Encoder, name: str, seconds: float = 10.0) -> Entry:
     return await encoder.put(lambda: entry(name), seconds)
 
@@ -76,7 +89,7 @@ def test_traces_one_after_the_other_hardly_wait(
     encoder: Encoder, written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(encoder._hurry, "wait", waits.append)
+    monkeypatch.setattr(threading.Event, "wait", noted(waits))
 
     async def one_by_one() -> None:
         for i in range(200):
@@ -91,7 +104,7 @@ def test_waiting_is_taken_up_again_when_traces_come_together(
     encoder: Encoder, written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(encoder._hurry, "wait", waits.append)
+    monkeypatch.setattr(threading.Event, "wait", noted(waits))
     encoder._barren = encoder._skip = 64
     free = threading.Event()
     encoder.run(free.wait)  # while the thread is busy, two come
@@ -106,6 +119,16 @@ def test_waiting_is_taken_up_again_when_traces_come_together(
 
     asyncio.run(two())
     assert (written.calls, waits) == ([["a", "b"], ["c"]], [module.WINDOW])
+
+
+def test_not_more_than_a_few_go_on_at_once(encoder: Encoder, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WINDOW", 60.0)
+
+    async def many() -> None:
+        await asyncio.gather(*(put(encoder, str(i)) for i in range(2 * module.MOST)))
+
+    asyncio.run(asyncio.wait_for(many(), 30.0))  # a batch that is full does not wait
+    assert [len(call) for call in written.calls] == [module.MOST] * 2
 
 
 def test_one_that_cannot_be_taken_apart_costs_nobody_else(encoder: Encoder, written: Written) -> None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from verifiers.v1.errors import OverlongPromptError, ProviderError
@@ -506,6 +507,23 @@ def test_a_connection_dropped_after_the_request_is_aborted_before_it_is_sent_aga
         assert [turn.retries for turn in transport.turns("trace")] == [1]
 
     run([drop, answer()], use)
+
+
+def test_a_fault_inside_the_client_is_one_of_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = aiohttp.ClientResponse.start, []
+
+    async def start(self: aiohttp.ClientResponse, connection: Any) -> Any:
+        calls.append(self)
+        if self.url.path == "/generate" and len(calls) == 1:
+            raise AttributeError("'NoneType' object has no attribute 'getall'")
+        return await real(self, connection)
+
+    async def use(transport: SGLangTransport, engine: Engine) -> None:
+        assert (await ask(transport))["token_ids"] == [20, 21]
+        assert engine.log == ["generate", "abort", "generate"]
+
+    monkeypatch.setattr(aiohttp.ClientResponse, "start", start)
+    run([answer(), answer()], use)
 
 
 async def hang(_: web.Request) -> web.StreamResponse:

@@ -142,15 +142,21 @@ class Recomputed:
     engine_versions: Counter[str] = field(default_factory=Counter)
     """Replies by the weight version of the engine."""
 
+    @property
+    def compared(self) -> int:
+        """Tokens that were compared; where it is 0, nothing was checked."""
+        return self.total.tokens
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values. Findings stand among the verification's."""
         return {
+            "compared": self.compared,
             "k3_direction": "KL(recorded || recomputed), of tokens sampled from the recorded policy",
             "total": self.total.to_dict(),
             "steps": [{"split": s, "step": n, **gap.to_dict()} for (s, n), gap in sorted(self.steps.items())],
             "positions": [{"from": start, **gap.to_dict()} for start, gap in sorted(self.positions.items())],
             "worst": [place for _, place in sorted(self.worst, key=lambda item: -item[0])],
-            "counts": dict(self.counts),
+            "counts": {"traces": 0, "requests": 0, **self.counts},
             "notes": dict(self.notes),
             "weight_versions": {"recorded": dict(self.recorded_versions), "engine": dict(self.engine_versions)},
         }
@@ -268,7 +274,7 @@ class _Job:
             await self.transport.close()
         if self.failed_in_a_row and not self.result.total.tokens:
             self._give_up(self.result.findings[-1].message)
-        self.result.notes.update(left_out(self.picked, "scored"))
+        self.result.notes.update(left_out(self.picked))
         return self.result
 
     async def _all(self) -> None:

@@ -76,12 +76,12 @@ def _rows(table: pa.Table, places: Sequence[int]) -> pa.Table:
     return pa.concat_tables([table.slice(place, 1) for place in places])
 
 
-def left_out(picked: Picked, what: str) -> dict[str, int]:
-    """Notes on what of a run was not looked at. `what`: what was done with the rest."""
+def left_out(picked: Picked) -> dict[str, int]:
+    """Notes on what of a run was not looked at."""
     notes = {
         "files left out, for they cannot be read": picked.damaged,
         "traces left out, for their tokens were pruned": picked.pruned,
     }
     if picked.total < picked.recorded:
-        notes[f"traces of {picked.recorded} {what}, up to {picked.limit} of each step (--limit)"] = picked.total
+        notes[f"traces of {picked.recorded} looked at, up to {picked.limit} of each step (--limit)"] = picked.total
     return {note: count for note, count in notes.items() if count}

@@ -55,9 +55,19 @@ class Retokenized:
     tokenizers: list[str] = field(default_factory=list)
     """Folders or ids of the tokenizers that were used."""
 
+    @property
+    def compared(self) -> int:
+        """Nodes that were compared with what is rendered today; where it is 0, nothing was checked."""
+        return self.counts["nodes"] - self.counts["unknown"]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values. Findings stand among the verification's."""
-        return {"counts": dict(self.counts), "notes": dict(self.notes), "tokenizers": self.tokenizers}
+        return {
+            "compared": self.compared,
+            "counts": dict(self.counts),
+            "notes": dict(self.notes),
+            "tokenizers": self.tokenizers,
+        }
 
 
 def retokenize(
@@ -79,7 +89,7 @@ def retokenize(
             done += 1
             if progress is not None:
                 progress(done, total)
-    result.notes.update(left_out(picked, "looked at"))
+    result.notes.update(left_out(picked))
     result.tokenizers = renderings.used
     return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from rolltape.schema.errors import BadInput, MissingExtra
 RENDERING, SCORING = "Rendering again (--retokenize)", "Log-probs again (--logprobs)"
 
 Check = Callable[[Any], Any]
-"""Looks at an opened run; what it gives has `findings` and `to_dict`."""
+"""Looks at an opened run; what it gives has `findings`, `compared` (0 where nothing was checked) and `to_dict`."""
 
 
 def verify_command(
@@ -86,7 +86,8 @@ def verify_command(
 ) -> None:
     r"""Check a run: bytes, counts, rows, groups, and whether it still converts to the Samples of the live run.
 
-    Exit code: 0 clean (warnings are shown), 1 findings, 2 not readable or bad usage.
+    Exit code: 0 clean (warnings are shown), 1 findings, 2 not readable, bad usage, or --retokenize or --logprobs had nothing
+    to compare.
 
     An expectations file, for a taskset whose `fastest` takes 0.5 once a group:
 
@@ -116,10 +117,21 @@ def verify_command(
     result = replace(result, findings=[*result.findings, *(f for found in more.values() for f in found.findings)])
     if as_json:
         said = {name: found.to_dict() for name, found in more.items()}
-        print_json({"path": run, "run": opened.run_id, **result.to_dict(), **said})
+        clean = not result.errors and all(found.compared for found in more.values())
+        print_json({"path": run, "run": opened.run_id, **result.to_dict(), "clean": clean, **said})
     else:
         print_verification(run, result, more, everything=everything)
+    if nothing := [_nothing(name, found, limit) for name, found in more.items() if not found.compared]:
+        raise BadInput(" ".join(nothing))
     raise typer.Exit(1 if result.errors else 0)
+
+
+def _nothing(name: str, found: Any, limit: int | None) -> str:
+    """Why a check compared nothing, and what to do."""
+    reasons = [*_noted(found.notes), *(["its findings say why"] if found.findings else [])]
+    why = "; ".join(reasons) or "there is no trace"
+    more = "" if limit is None else ", look at more traces (--limit)"
+    return f"--{name} compared nothing: {why}. Give what is missing{more}, or leave --{name} out."
 
 
 def _check_options(
@@ -203,12 +215,15 @@ def print_verification(
         _say(line, style="red" if severity == "error" else "yellow")
     for note in result.notes:
         _say(f"note: {note}")
-    for name, found in (more or {}).items():
+    checked = {name: found for name, found in (more or {}).items() if found.compared}
+    for name, found in checked.items():
         {"retokenize": _print_retokenized, "logprobs": _print_recomputed}[name](found.to_dict())
     warnings = len(result.findings) - len(result.errors)
-    verdict = counted(len(result.errors), "finding") if result.errors else "clean"
-    more_ = f", {counted(warnings, 'warning')}" if warnings else ""
-    out.print(f"{verdict}{more_}", style="red" if result.errors else "green")
+    verdict = [counted(len(result.errors), "finding")] if result.errors else []
+    verdict += ["clean"] if not verdict and len(checked) == len(more or {}) else []
+    verdict += [counted(warnings, "warning")] if warnings else []
+    if verdict:
+        out.print(", ".join(verdict), style="red" if result.errors else "green")
 
 
 def _converted(result: Any) -> str:
@@ -292,10 +307,15 @@ def _gap(gap: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _print_notes(notes: Mapping[str, int]) -> None:
+    for note in _noted(notes):
+        _say(note)
+
+
+def _noted(notes: Mapping[str, int]) -> Iterator[str]:
     for note, count in notes.items():
         head, _, rest = note.partition(" ")
         many = head in ("traces", "files")
-        _say(f"{counted(count, head[:-1])} {rest}" if many else f"{note} ({counted(count, 'trace')})")
+        yield f"{counted(count, head[:-1])} {rest}" if many else f"{note} ({counted(count, 'trace')})"
 
 
 def _say(line: str, style: str | None = None) -> None:

@@ -8,7 +8,7 @@ import math
 import sys
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -227,6 +227,47 @@ def test_a_reply_that_is_cut_shifted_or_holds_no_numbers_is_refused(answer: byte
 # -- an engine that fails
 
 
+COMMAND = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> COMMAND:
+    """`rolltape verify`: exit code, standard output and standard error."""
+
+    def run(*arguments: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rolltape", "verify", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+def test_where_no_trace_can_be_scored_the_run_is_not_clean(tmp_path: Path, command: COMMAND) -> None:
+    run = a_run(tmp_path / "run", [scored(str(i)) for i in range(4)], sampling={})
+    with engine() as server:
+        code, shown, refused = command(run, "--logprobs", server.url, "--limit", 2)
+        assert code == 2
+        assert "clean" not in shown
+        assert "Log-probs" not in shown
+        assert refused == (
+            "Error: --logprobs compared nothing: 2 traces left out: their temperature is not recorded; give it with "
+            "--temperature; 2 traces of 4 looked at, up to 2 of each step (--limit). Give what is missing, look at more "
+            "traces (--limit), or leave --logprobs out.\n"
+        )
+        code, told, refused = command(run, "--logprobs", server.url, "--json")
+        said = json.loads(told)
+        assert (code, said["clean"], said["findings"], said["logprobs"]["compared"]) == (2, False, [], 0)
+        assert said["logprobs"]["counts"] == {"traces": 0, "requests": 0}
+        assert refused.startswith("Error: --logprobs compared nothing: 4 traces left out")
+        code, shown, _ = command(run, "--logprobs", server.url, "--temperature", 1)
+        assert (code, shown.splitlines()[-1]) == (0, "clean")
+        assert "Log-probs of 4 traces by 4 requests" in shown
+        code, _, refused = command(a_run(tmp_path / "empty", []), "--logprobs", server.url)
+        assert (code, "--logprobs compared nothing: there is no trace." in refused) == (2, True)
+
+
 @contextmanager
 def answering(*statuses: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A server that answers /generate with these statuses in turn, the last one for ever, and the payloads it got."""
@@ -346,7 +387,7 @@ def test_with_a_limit_some_traces_of_each_step_are_scored_and_it_says_so(tmp_pat
     with engine() as server:
         result = recompute(open_run(run), LogprobOptions(engine=server.url, limit=2), lambda *at: told.append(at))
     assert result.counts["traces"] == 3
-    assert dict(result.notes) == {"traces of 9 scored, up to 2 of each step (--limit)": 3}
+    assert dict(result.notes) == {"traces of 9 looked at, up to 2 of each step (--limit)": 3}
     assert told[-1] == (3, 3)
 
 
@@ -374,28 +415,17 @@ def test_wrong_options_are_refused() -> None:
         LogprobOptions(engine="http://x", concurrency=0)
 
 
-def test_verify_shows_differences_by_step_and_position_and_other_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_shows_differences_by_step_and_position_and_other_weights(tmp_path: Path, command: COMMAND) -> None:
     run = a_run(tmp_path / "run", [scored("a", shift=0.5)])
-
-    def command(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["rolltape", "verify", str(run), *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert isinstance(ended.value.code, int)
-        printed = capsys.readouterr()
-        return ended.value.code, printed.out + printed.err
-
     with engine() as server:
-        code, shown = command("--logprobs", server.url)
+        code, shown, _ = command(run, "--logprobs", server.url)
         assert code == 0
         assert "KL(recorded || recomputed)" in shown
         assert "weight versions: recorded 7; the engine's 1" in shown
         assert "far apart: step 0, trace a" in shown
-        code, told = command("--logprobs", server.url, "--json")
+        code, told, _ = command(run, "--logprobs", server.url, "--json")
         said = json.loads(told)["logprobs"]
         assert (code, said["total"]["tokens"], said["steps"][0]["step"]) == (0, 10, 0)
-    code, refused = command("--logprobs", "http://127.0.0.1:9")
+    code, _, refused = command(run, "--logprobs", "http://127.0.0.1:9")
     assert code == 2
     assert "does not answer" in refused

@@ -356,6 +356,34 @@ def test_verify_shows_counts_findings_and_a_verdict(
     assert (code, said["clean"], said["retokenize"]["counts"]["traces"]) == (0, True, 6)
 
 
+@pytest.mark.parametrize("why", ["no token is recorded", "its findings say why"])
+def test_where_no_node_can_be_compared_the_run_is_not_clean(
+    tokenizer: str,
+    tmp_path: Path,
+    command: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    why: str,
+) -> None:
+    record = converse(tokenizer, "The answer is 3 boxes.", thinking=False, turns=1)
+    if why == "no token is recorded":
+        for node in record["nodes"]:
+            node |= {"token_ids": [], "mask": [], "is_content": [], "logprobs": []}
+    else:
+        monkeypatch.setattr("renderers.qwen3.Qwen3Renderer.render", lambda *_, **__: 1 / 0)
+    run = record_run(tmp_path / "run", [[[record]]])
+    options = (str(run), "--retokenize", "--tokenizer", tokenizer, "--renderer", "qwen3")
+    code, shown, refused = command(*options)
+    assert code == 2
+    assert "clean" not in shown
+    assert "Rendered again" not in shown
+    assert refused.startswith("Error: --retokenize compared nothing: ")
+    assert why in refused
+    assert refused.endswith("Give what is missing, or leave --retokenize out.\n")
+    code, told, _ = command(*options, "--json")
+    said = json.loads(told)
+    assert (code, said["clean"], said["retokenize"]["compared"]) == (2, False, 0)
+
+
 def test_the_recorded_tokenizer_is_taken_and_nothing_is_said_but_the_findings(tmp_path: Path) -> None:
     shutil.copytree(DEMO, tmp_path / "runs" / "demo")
     write_tokenizer(tmp_path / "demo-setup" / "tokenizer")

@@ -8,8 +8,8 @@ the recording counts. Where a run has no dispositions (it was imported), every f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from rolltape.replay.contents import Held
 from rolltape.replay.convert import Conversion, convert, flatten
 from rolltape.replay.digest import digest
 from rolltape.replay.findings import Finding
-from rolltape.replay.groups import check_groups
+from rolltape.replay.groups import check_groups, members
 from rolltape.replay.options import BranchPolicy, ConvertOptions, Expectations
 from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.pruned import notes_of
@@ -96,6 +96,7 @@ def verify(
     newest = run.newest({c.part for c in commits} | broken)
     traces = tokens = digests = samples = 0
     counts: Counter[str] = Counter()
+    looked: Counter[str] = Counter()
     seen: dict[Any, Part] = {}
     files: dict[AnyPath, str | None] = {}
     for i, commit in enumerate(commits):
@@ -105,10 +106,12 @@ def verify(
             traces, tokens, digests = traces + part.rows, tokens + part.tokens, digests + part.digests
             samples += part.samples
             counts.update(commit.step.counts)
+            looked.update(part.looked)
             findings += _twice(part, seen)
         if progress is not None:
             progress(i + 1, len(commits))
     annotations, wrong = check_annotations(run)
+    findings += _unmet(expect or Expectations(), looked)
     findings += _missing_steps(newest) + _orphans(run) + _journals(run) + wrong
     return Verification(
         findings,
@@ -152,6 +155,8 @@ class _Part:
         self.path = self.held.path
         self.rows = self.tokens = self.digests = self.samples = 0
         self.trace_ids: list[str] = []
+        self.looked: dict[str, int] = {}
+        """Traces or groups that each expectation was held against."""
 
     def check(self, newest: bool) -> Iterator[Finding]:
         """Findings of the part; rows are converted only where the part is the newest of its step."""
@@ -237,6 +242,7 @@ class _Part:
             final = {None, *(t for group in self.commit.groups for t in group.trace_ids)}
             found = check(table, replace(options, expect=self.again.expect), self.commit.groups)
             yield from (f for f in found if f.code.startswith("expected_") and f.trace_id in final)
+            self._look(table, tokens=True)
         if not self.again.differs(self.commit):
             yield from self._digests(table, conversion)
 
@@ -248,6 +254,16 @@ class _Part:
             yield self._finding("convert", str(error))
             return
         yield from self._unsettled(table, check_groups(table, self.commit.groups, options))
+        self._look(table, tokens=False)
+
+    def _look(self, table: pa.Table, tokens: bool) -> None:
+        """Count what expectations were held against; those of a trace need its `tokens`."""
+        known = members(table)
+        groups = [[known[t] for t in g.trace_ids if t in known] for g in self.commit.groups]
+        whole = sum(not any(m.failed for m in group) for group in groups)
+        sound = sum(not m.failed for group in groups for m in group) if tokens else 0
+        self.looked = {"group_size": len(groups), "group_reward_sum": whole}
+        self.looked |= dict.fromkeys(("branches", "sampled_tokens", "reward_names"), sound)
 
     def _unsettled(self, table: pa.Table, findings: Sequence[Finding]) -> Iterator[Finding]:
         """Those of `findings` that no disposition has settled."""
@@ -327,6 +343,21 @@ def _twice(part: _Part, seen: dict[Any, Part]) -> Iterator[Finding]:
                 f"group index {group.group_index} is that of a group in step {other.step} (writer {other.writer!r}) too"
             )
             yield part._finding("group_twice", message, group_index=group.group_index)
+
+
+def _unmet(expect: Expectations, looked: Mapping[str, int]) -> list[Finding]:
+    """Expectations that nothing was held against: they hold as little as those that fail."""
+    what = {
+        "group_size": "there is no group",
+        "group_reward_sum": "there is no group all of whose traces ended without an error",
+    }
+    none = "there is no trace of a group that ended without an error and has its tokens"
+    given = [f.name for f in fields(expect) if getattr(expect, f.name) not in (None, {})]
+    return [
+        Finding(code="expected_nothing", message=f"{name} was held against nothing: {what.get(name, none)}")
+        for name in given
+        if not looked.get(name)
+    ]
 
 
 def _missing_steps(newest: set[Part]) -> list[Finding]:

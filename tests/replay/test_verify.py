@@ -28,6 +28,7 @@ from replay_build import (
 
 from rolltape.replay import ConvertOptions, Expectations, Finding, convert, digest, finish, open_run, outcomes_of
 from rolltape.replay.importer import import_files
+from rolltape.replay.prune import Wish, prune
 from rolltape.replay.verify import Verification, verify
 from rolltape.schema import Outcome, Step, encode
 from rolltape.schema.parquet import put_bytes
@@ -117,6 +118,42 @@ def test_what_a_hook_changed_is_part_of_the_digest_that_is_compared(tmp_path: Pa
     RunPaths(tmp_path).commit(FIRST).unlink()
     put_part(tmp_path, FIRST, table, conversion.records, outcomes_of(conversion), step)
     assert codes(check_run(tmp_path).findings) == ["digest_handed"]
+
+
+# -- expectations
+
+
+EXPECTED = Expectations(branches=1, group_size=2, group_reward_sum={"ok": 2.0}, sampled_tokens=(1, 9))
+NOTHING = [
+    f"{name} was held against nothing" for name in ("branches", "group_size", "group_reward_sum", "sampled_tokens")
+]
+
+
+def nothing(result: Verification) -> list[str]:
+    return [f.message.split(":")[0] for f in result.findings if (f.code, f.severity) == ("expected_nothing", "error")]
+
+
+def test_expectations_that_nothing_is_held_against_are_findings(tmp_path: Path) -> None:
+    put_run(tmp_path)
+    assert nothing(verify(open_run(tmp_path), EXPECTED)) == NOTHING
+    put_step(tmp_path, 0, [turn("a"), turn("b", errors=["TaskError: no"])])
+    [found] = verify(open_run(tmp_path), EXPECTED).findings
+    assert found.message == (
+        "group_reward_sum was held against nothing: there is no group all of whose traces ended without an error"
+    )
+    put_step(tmp_path, 1, [turn("c"), turn("d")], groups=[group([turn("c"), turn("d")], 1)])
+    assert verify(open_run(tmp_path), EXPECTED).findings == []
+
+
+def test_expectations_of_traces_whose_tokens_were_pruned_are_held_against_nothing(run: Path) -> None:
+    assert nothing(verify(open_run(run), EXPECTED)) == []
+    prune(open_run(run), Wish(tokens=True, before=2))
+    assert nothing(verify(open_run(run), EXPECTED)) == [NOTHING[0], NOTHING[3]]
+
+
+def test_a_reward_that_no_trace_has_is_a_finding_in_each_group(run: Path) -> None:
+    found = verify(open_run(run), Expectations(group_reward_sum={"none": 0.5})).findings
+    assert codes(found, "error") == ["expected_group_reward_sum"] * 2
 
 
 # -- bytes

@@ -5,7 +5,7 @@ Nothing but the files below `expected/` is written. A recording that is damaged 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from rolltape.replay import options as here
 from rolltape.replay.compare import Comparison, compare
 from rolltape.replay.convert import SampleGroup, flatten
 from rolltape.replay.digest import digest
-from rolltape.replay.expected import Expected, read_expected, write_expected
+from rolltape.replay.expected import Expected, approved_parts, read_expected, read_sums, write_expected, write_sums
 from rolltape.replay.options import BranchPolicy, ConvertOptions
 from rolltape.replay.replayed import Replayed, replay_part
 from rolltape.replay.run import Run
@@ -22,13 +22,13 @@ from rolltape.replay.verify import check_file
 from rolltape.replay.whole import naming
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable
-from rolltape.schema.paths import Part, part_of
-from rolltape.schema.storage import AnyPath, listed
+from rolltape.schema.paths import Part
+from rolltape.schema.storage import sha256_of
 
 State = Literal["same", "new", "changed", "settings", "removed"]
 """`settings`: the same Samples, made by another version of the converter or with other options."""
 
-_REPLACED = "What was approved before cannot be read, and is replaced"
+_REPLACED = "What was approved before is damaged or gone, and is replaced"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +68,33 @@ def approve(
     commits = _chosen(run, splits, steps)
     for commit in commits:
         check_file(run.held(commit))  # before anything is written
+    sums, damaged = _sums(run)
     result = []
     for done, commit in enumerate(commits, 1):
-        result.append(_approve(run, commit, branch_policy, write))
+        result.append(_approve(run, commit, branch_policy, sums.get(commit.part), damaged, write))
         if told is not None:
             told(done, len(commits))
-    return result if steps else result + list(_left_over(run, {c.part for c in commits}, splits, write))
+    if not steps:
+        result += _left_over(run, {c.part for c in commits}, splits, sums, write)
+    if write:
+        _keep_sums(run, sums, result)
+    return result
+
+
+def _sums(run: Run) -> tuple[Mapping[Part, str], tuple[str, ...]]:
+    """(sha256 of what was approved before, what is wrong with the file that keeps them)."""
+    try:
+        return read_sums(run.paths), ()
+    except Damaged as error:
+        return {}, (f"{_REPLACED}: {error}",)
+
+
+def _keep_sums(run: Run, before: Mapping[Part, str], approved: Sequence[Approval]) -> None:
+    sums = {part: sum_ for part, sum_ in before.items() if part not in {a.part for a in approved}}
+    sums |= {a.part: sha256_of(run.paths.expected(a.part)) for a in approved if a.state != "removed"}
+    if sums != before:
+        with naming(run.paths.sums):
+            write_sums(run.paths, sums)
 
 
 def _chosen(run: Run, splits: Sequence[str], steps: Sequence[int]) -> list[Commit]:
@@ -91,15 +112,20 @@ def _chosen(run: Run, splits: Sequence[str], steps: Sequence[int]) -> list[Commi
     return [commit for commit in commits if not steps or commit.part.step in steps]
 
 
-def _approve(run: Run, commit: Commit, branch_policy: BranchPolicy | None, write: bool) -> Approval:
-    path, notes = run.paths.expected(commit.part), []
+def _approve(
+    run: Run, commit: Commit, branch_policy: BranchPolicy | None, kept: str | None, damaged: Sequence[str], write: bool
+) -> Approval:
+    """`kept`: the sha256 of its file when it was approved. `damaged`: what is to be said whatever the Samples are."""
+    path, notes = run.paths.expected(commit.part), [*damaged]
     try:
-        before = read_expected(path)
+        before = read_expected(path, kept)
     except Unreachable:
         raise
     except RolltapeError as error:
         before = None
         notes.append(f"{_REPLACED}: {error}")
+        if branch_policy is None:
+            notes.append("It is converted as it was recorded; give --branch-policy if it was approved with another.")
     options = None if branch_policy is None else _options(commit, before, branch_policy)
     again = replay_part(run, commit, before, options)
     stages = dict(again.stages())
@@ -141,11 +167,7 @@ def _against_the_approved(
     for stage, groups in stages.items():
         if digest(groups, before.converter) == before.digests.get(stage):
             continue
-        try:
-            expected = before.batch(stage) if stage in before.digests else []
-        except Damaged as error:
-            notes.append(f"{_REPLACED}: {error}")
-            return "changed", None
+        expected = before.batch(stage) if stage in before.digests else []
         if found := compare(expected, groups):
             notes += [f"{found.first}", f"{found.summary}."]
             if before.converter == now.converter and before.options == now.options:
@@ -166,21 +188,17 @@ def _options(commit: Commit, before: Expected | None, branch_policy: BranchPolic
     )
 
 
-def _left_over(run: Run, parts: set[Part], splits: Sequence[str], write: bool) -> Iterator[Approval]:
+def _left_over(
+    run: Run, parts: set[Part], splits: Sequence[str], sums: Mapping[Part, str], write: bool
+) -> Iterator[Approval]:
     """Expected Samples of parts that are not read any more: superseded, or gone."""
-    for path in approved_files(run):
-        part = part_of(path)
-        if part is not None and part not in parts and (not splits or part.split in splits):
+    for part in sorted(approved_parts(run.paths, sums)):
+        if part not in parts and (not splits or part.split in splits):
             if write:
-                path.unlink()
+                run.paths.expected(part).unlink(missing_ok=True)
             yield Approval(
                 part=part, state="removed", notes=("The recording holds this step no more, or a newer one.",)
             )
-
-
-def approved_files(run: Run) -> list[AnyPath]:
-    """Every file of expected Samples of a run."""
-    return listed(run.paths.root / "expected", "*/*.parquet")
 
 
 def _version() -> str:

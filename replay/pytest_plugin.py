@@ -76,8 +76,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     if not (runs := config.stash[_RUNS].all):
         return None
     from rolltape.replay.options import CONVERTER_VERSION
+    from rolltape.replay.words import counted
 
-    return f"rolltape: {len(runs)} recorded runs, version {CONVERTER_VERSION} of the converter"
+    return f"rolltape: {counted(len(runs), 'recorded run')}, version {CONVERTER_VERSION} of the converter"
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -181,13 +182,10 @@ class ReplayedStep(_RolltapeItem):
 
     def _need_recorded(self) -> None:
         """Fail where the step is not in the run."""
-        from rolltape.replay.approve import approved_files
-        from rolltape.schema.paths import part_of
-
         if any((p.split, p.step) == (self.split, self.step) for p in _parts(self.run)):
             return
         where = f"{self.run.paths.root}, step {self.step} of {self.split}"
-        if any(p and (p.split, p.step) == (self.split, self.step) for p in map(part_of, approved_files(self.run))):
+        if any((p.split, p.step) == (self.split, self.step) for p in _approved(self.run)):
             _fail(
                 f"{where}: its Samples were approved, but the recording holds it no more; restore it, or approve again."
             )
@@ -198,17 +196,19 @@ def _parts(run: Run) -> set[Any]:
     return {commit.part for commit in run.all_commits} | {part for part, _ in run.broken}
 
 
+def _approved(run: Run) -> set[Any]:
+    from rolltape.replay.expected import approved_parts, read_sums
+
+    return approved_parts(run.paths, read_sums(run.paths))
+
+
 def _steps(run: Run) -> Sequence[tuple[str, int]]:
     """(split, step) of what is to be replayed, and of what is missing."""
-    from rolltape.replay.approve import approved_files
-    from rolltape.schema.paths import part_of
-
     newest = run.newest(_parts(run))
     found = {(part.split, part.step) for part in newest}
     trained = [step for split, step in found if split == "train"]
     gaps = {("train", step) for step in range(min(trained), max(trained))} if trained else set()
-    approved = {part for path in approved_files(run) if (part := part_of(path)) is not None}
-    gone = {(part.split, part.step) for part in approved - _parts(run)}
+    gone = {(part.split, part.step) for part in _approved(run) - _parts(run)}
     return sorted(found | gaps | gone, key=lambda place: (place[0] != "train", place))
 
 

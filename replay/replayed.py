@@ -22,7 +22,7 @@ from rolltape.replay.batches import evaluated, read_part
 from rolltape.replay.compare import NOTHING, Comparison, compare
 from rolltape.replay.convert import Conversion, SampleGroup, convert, flatten
 from rolltape.replay.digest import digest
-from rolltape.replay.expected import Expected, read_expected
+from rolltape.replay.expected import Expected, read_expected, read_sums
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.run import Run
@@ -155,11 +155,12 @@ class Replayed:
 def replay(run: Run, split: str = "train", steps: int | Iterable[int] | None = None) -> Iterator[Replayed]:
     """The parts of `split`, or of some of its `steps`, one at a time.
 
-    Raises Damaged where a file is not the one that was committed, BadInput where a step was not recorded or the approved
-    Samples are those of another recording.
+    Raises Damaged where a file is not the one that was committed or approved, BadInput where a step was not recorded or the
+    approved Samples are those of another recording.
     """
+    sums = read_sums(run.paths)
     for commit in run.commits(split, steps):
-        again = replay_part(run, commit, read_expected(run.paths.expected(commit.part)))
+        again = replay_part(run, commit, read_expected(run.paths.expected(commit.part), sums.get(commit.part)))
         if again.expected is not None and again.expected.recording != commit.file.sha256:
             raise BadInput(
                 f"{again}: the approved Samples are those of another recording of this step "

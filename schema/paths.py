@@ -7,6 +7,7 @@
     <run>/journal/<attempt>.<writer>.journal               what has ended and is not committed yet
     <run>/annotations/<name>/<version>.json                columns that were added later, and beside it their file; no recording
     <run>/expected/<split>/<step>.<attempt>.<writer>.parquet   Samples that were approved, to be compared with; no recording
+    <run>/expected/SHA256SUMS                              the sha256 of each of these, as `sha256sum -c` reads it
     <run>/rescored/<split>/<step>.<attempt>.<writer>.parquet   of a re-scored run: old scores beside new
 
 Steps are padded to eight digits so that names sort in time order; nothing relies on it.
@@ -142,6 +143,11 @@ class RunPaths:
     def expected(self, part: Part) -> AnyPath:
         """Samples of a part that were approved."""
         return self.root / "expected" / part.split / f"{part.stem}.parquet"
+
+    @property
+    def sums(self) -> AnyPath:
+        """sha256 of every file of approved Samples: which there must be, and that they are as they were."""
+        return self.root / "expected" / "SHA256SUMS"
 
     def rescored(self, part: Part) -> AnyPath:
         """Old scores beside new, of a part of a re-scored run."""

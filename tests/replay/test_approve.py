@@ -152,19 +152,56 @@ def test_expectations_of_steps_that_were_recorded_again_are_removed(root: Path) 
     put_step(root, 1, [turn("d", 1.0)], attempt=1)
     assert states(root, splits=["train"]) == [("train", 0, "same"), ("train", 1, "new"), ("train", 1, "removed")]
     assert not RunPaths(root).expected(Part("train", 1, 0, "main")).exists()
+    assert "train/00000001.0.main.parquet" not in RunPaths(root).sums.read_text()
     assert RunPaths(root).expected(Part("eval-math", 1, 0, "main")).exists()
 
 
 @pytest.mark.parametrize("cut", [0, 100, -1])
-def test_expectations_that_cannot_be_read_are_replaced_and_named(root: Path, cut: int) -> None:
+def test_expectations_that_are_damaged_are_replaced_and_named(root: Path, cut: int) -> None:
     approve(open_run(root))
     path = RunPaths(root).expected(FIRST)
     path.write_bytes(path.read_bytes()[:cut])
+    assert [a.state for a in approve(open_run(root), write=False)] == ["changed", "same", "same"]
     first, *others = approve(open_run(root))
     assert first.state == "changed"
-    assert first.notes[0].startswith("What was approved before cannot be read, and is replaced: ")
+    assert first.notes[0].startswith("What was approved before is damaged or gone, and is replaced: ")
+    assert "give --branch-policy" in first.notes[1]
     assert {a.state for a in others} == {"same"}
     assert {a.state for a in approve(open_run(root))} == {"same"}
+
+
+def test_expectations_that_are_gone_are_named_and_written_again(root: Path) -> None:
+    approve(open_run(root))
+    path = RunPaths(root).expected(FIRST)
+    whole = path.read_bytes()
+    path.unlink()
+    [first, *_] = approve(open_run(root), write=False)
+    assert (first.state, path.exists()) == ("changed", False)
+    assert f"{path}: not as it was approved (the file is gone)" in first.notes[0]
+    assert states(root) == [("train", 0, "changed"), ("train", 1, "same"), ("eval-math", 1, "same")]
+    assert path.read_bytes() == whole
+
+
+def test_the_sums_of_what_was_approved_are_kept_and_those_of_earlier_runs_added(root: Path) -> None:
+    approve(open_run(root), steps=[0])
+    sums = RunPaths(root).sums
+    assert [line[64:] for line in sums.read_text().splitlines()] == ["  train/00000000.0.main.parquet"]
+    approve(open_run(root))
+    whole = sums.read_text()
+    for line in whole.splitlines():
+        sum_, name = line.split("  ")
+        assert hashlib.sha256((sums.parent / name).read_bytes()).hexdigest() == sum_
+    assert len(whole.splitlines()) == 3
+    sums.unlink()
+    assert {a.state for a in approve(open_run(root), write=False)} == {"same"}
+    assert not sums.exists()
+    assert {state for *_, state in states(root)} == {"same"}
+    assert sums.read_text() == whole
+    sums.write_text("?")
+    assert {a.state for a in approve(open_run(root), write=False)} == {"settings"}
+    [first, *_] = approve(open_run(root))
+    assert f"{sums}: not as it was approved (line 1 is no sha256 and name of a file)" in first.notes[0]
+    assert sums.read_text() == whole
 
 
 def test_a_damaged_recording_is_not_approved(root: Path) -> None:

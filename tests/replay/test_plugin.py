@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from replay_build import Record, put_run, put_step, reply, said, trace
 
@@ -84,7 +87,7 @@ def failure(result: pytest.RunResult) -> str:
 def test_every_step_of_a_run_is_a_test_that_passes(pytester: pytest.Pytester, run: Path) -> None:
     result = replay(pytester, "--rolltape", run, "-v")
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["*1 recorded runs, version 1 of the converter*", "*run::train-0 PASSED*"])
+    result.stdout.fnmatch_lines(["*1 recorded run, version 1 of the converter*", "*run::train-0 PASSED*"])
 
 
 def test_what_the_live_run_took_digests_of_needs_no_approval(pytester: pytest.Pytester) -> None:
@@ -360,20 +363,93 @@ def test_a_folder_without_a_run_is_a_usage_error(pytester: pytest.Pytester, name
     assert replay(pytester).ret == pytest.ExitCode.USAGE_ERROR
 
 
-def test_damaged_expected_samples_fail_with_what_to_do(
-    pytester: pytest.Pytester, run: Path, monkeypatch: pytest.MonkeyPatch
+def changed(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Write a file of expected Samples again with other rows, as rolltape would."""
+    table = pq.read_table(path)
+    pq.write_table(change(table).replace_schema_metadata(table.schema.metadata), path)
+
+
+def other(name: str) -> Callable[[pa.Table], pa.Table]:
+    """Another last entry in the list `name` of the first row."""
+
+    def change(table: pa.Table) -> pa.Table:
+        lists = table.column(name).to_pylist()
+        lists[0][-1] = 1 - lists[0][-1]
+        i = table.schema.get_field_index(name)
+        return table.set_column(i, name, pa.array(lists, table.schema.field(i).type))
+
+    return change
+
+
+DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda path: changed(path, other("loss_mask")), "its Samples do not fit its digest"),
+    (lambda path: changed(path, other("tokens")), "its Samples do not fit its digest"),
+    (lambda path: changed(path, lambda table: table.slice(0, len(table) - 1)), "its Samples do not fit its digest"),
+    (lambda path: changed(path, lambda table: table.slice(1)), "its rows are no batch of Samples"),
+    (lambda path: changed(path, lambda table: table.slice(len(table) // 2)), "its Samples do not fit its digest"),
+    (lambda path: changed(path, lambda table: table.drop_columns("loss_mask")), "it has no column 'loss_mask'"),
+    (lambda path: path.write_bytes(path.read_bytes()[:100]), "Parquet magic bytes not found"),
+    (lambda path: pq.write_table(pq.read_table(path).replace_schema_metadata(), path), "which format it has"),
+    (lambda path: path.write_bytes(flipped(path.read_bytes())), "not as it was approved"),
+]
+
+
+def flipped(raw: bytes) -> bytes:
+    return raw[:100] + bytes([raw[100] ^ 1]) + raw[101:]
+
+
+@pytest.mark.parametrize(("damage", "why"), DAMAGES)
+@pytest.mark.parametrize("kept", [True, False])
+def test_expected_samples_that_are_not_as_they_were_approved_fail_with_what_to_do_though_nothing_else_changed(
+    pytester: pytest.Pytester, run: Path, damage: Callable[[Path], Any], why: str, kept: bool
+) -> None:
+    paths = RunPaths(run)
+    path = paths.expected(Part("train", 0, 0, "main"))
+    if not kept:  # as an earlier rolltape approved it
+        paths.sums.unlink()
+    damage(path)
+    result = replay(pytester, "--rolltape", run)
+    result.assert_outcomes(passed=1, failed=1)
+    said = failure(result)
+    assert f"{path.relative_to(pytester.path)}: not as it was approved (" in said
+    assert ("its sha256 is " if kept else why) in said
+    assert "restore it from version control, or if the change is meant: `rolltape approve run`." in said
+    assert "changed" in {approval.state for approval in approve(open_run(run), write=False)}
+    approve(open_run(run))
+    replay(pytester, "--rolltape", run).assert_outcomes(passed=2)
+
+
+def test_expected_samples_that_are_gone_fail_though_the_live_run_took_a_digest(
+    pytester: pytest.Pytester, run: Path
 ) -> None:
     path = RunPaths(run).expected(Part("train", 0, 0, "main"))
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    assert f"{path.relative_to(pytester.path)}: no readable file of expected Samples" in failure(
-        replay(pytester, "--rolltape", run)
+    path.unlink()
+    result = replay(pytester, "--rolltape", run)
+    result.assert_outcomes(passed=1, failed=1)
+    assert f"{path.relative_to(pytester.path)}: not as it was approved (the file is gone); restore it" in failure(
+        result
     )
-    path.write_bytes(whole[:100] + bytes(20) + whole[120:])
+    RunPaths(run).commit(Part("train", 1, 0, "main")).unlink()
+    RunPaths(run).expected(Part("train", 1, 0, "main")).unlink()
+    said = failure(replay(pytester, "--rolltape", run))
+    assert "run, step 1 of train: its Samples were approved, but the recording holds it no more" in said
+
+
+def test_runs_that_an_earlier_rolltape_approved_are_replayed_as_they_are(
+    pytester: pytest.Pytester, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunPaths(run).sums.unlink()
+    replay(pytester, "--rolltape", run).assert_outcomes(passed=2)
     halve_rewards(monkeypatch)
-    assert f"{path.relative_to(pytester.path)}: no readable file of expected Samples" in failure(
-        replay(pytester, "--rolltape", run)
-    )
+    assert "reward: expected 1.0, now 0.5" in failure(replay(pytester, "--rolltape", run))
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"no sum\n", b"0" * 64 + b"  train/x.parquet\n"])
+def test_damaged_sums_of_expected_samples_fail_with_what_to_do(
+    pytester: pytest.Pytester, run: Path, text: bytes
+) -> None:
+    RunPaths(run).sums.write_bytes(text)
+    assert "run/expected/SHA256SUMS: not as it was approved (" in failure(replay(pytester, "--rolltape", run))
 
 
 def test_expected_samples_of_another_recording_fail(pytester: pytest.Pytester, run: Path) -> None:

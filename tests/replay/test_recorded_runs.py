@@ -9,7 +9,9 @@ import pytest
 
 from rolltape.replay import open_run
 from rolltape.replay.approve import approve
+from rolltape.replay.expected import read_sums
 from rolltape.replay.folders import runs_in
+from rolltape.schema.paths import RunPaths
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 
@@ -27,6 +29,7 @@ def test_what_its_steps_give_was_approved_and_is_what_they_give(run: Path) -> No
     found = approve(open_run(run), write=False)
     assert {approval.state for approval in found} == {"same"}
     assert all(approval.samples for approval in found)
+    assert read_sums(RunPaths(run)).keys() == {approval.part for approval in found}
 
 
 @pytest.mark.parametrize("run", runs_in(RUNS), ids=lambda run: run.name)

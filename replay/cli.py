@@ -12,7 +12,6 @@ from typer.core import TyperGroup
 
 from rolltape.replay.console import err, out, print_json, progress, say_error, table
 from rolltape.replay.options import BranchPolicy
-from rolltape.replay.words import counted
 from rolltape.schema.errors import MissingExtra, RolltapeError
 from rolltape.schema.fields import RECORDS, ROW, SCHEMA_VERSION
 
@@ -202,11 +201,7 @@ def convert_command(
         print_json({"run": opened.run_id, "files": files})
         return
     for file in written:
-        lost = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in file.left_out.items())
-        why = f"; {counted(sum(file.left_out.values()), 'trace')} gave none: {lost}" if lost else ""
-        if not file.samples:
-            why = f": no trace of this step gives one{f' ({lost})' if lost else ''}; `rolltape verify {run}` says more"
-        out.print(f"{file.path}: {counted(file.samples, 'sample')}{why}", markup=False, highlight=False, soft_wrap=True)
+        out.print(file.line(run), markup=False, highlight=False, soft_wrap=True)
     for warning in dict.fromkeys(warning for file in written for warning in file.warnings):
         err.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
 

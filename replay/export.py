@@ -9,7 +9,7 @@ Rows are read a row group at a time; files appear whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,13 @@ class ExportedFile:
     traces: int
     lines: int
     """Lines or rows: Episodes may hold several traces, and a trace with several branches is several conversations."""
+    left_out: Mapping[str, int] | None = None
+    """Of Samples: traces that gave none, by what became of them; None in other forms."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        left_out = {} if self.left_out is None else {"left_out": dict(self.left_out)}
+        return {"path": str(self.path), "traces": self.traces, "lines": self.lines, **left_out}
 
 
 @dataclass
@@ -50,10 +57,9 @@ class Exported:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        files = [{"path": str(f.path), "traces": f.traces, "lines": f.lines} for f in self.files]
         configs = [str(path) for path in self.configs]
         return {
-            "files": files,
+            "files": [file.to_dict() for file in self.files],
             "notes": dict(self.notes),
             "configs": configs,
             "next": list(self.next),

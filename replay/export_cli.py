@@ -73,7 +73,7 @@ def export(
                 branch_policy=branch_policy,
                 overwrite=overwrite,
             )
-            result = _samples(files)
+            result, said = _samples(files), [file.line(run) for file in files]
         else:
             commits = chosen_commits(opened, split or (), step, evaluations)
             if form == "hf":
@@ -83,10 +83,11 @@ def export(
     if as_json:
         print_json({"path": run, "run": opened.run_id, "format": form, **result.to_dict()})
         return
-    unit = {"verifiers": "line", "hf": "conversation", "samples": "sample"}[form]
-    for file in result.files:
-        what = counted(file.lines, unit) + ("" if form == "samples" else f" of {counted(file.traces, 'trace')}")
-        out.print(f"{file.path}: {what}", markup=False, highlight=False, soft_wrap=True)
+    if form != "samples":
+        unit = {"verifiers": "line", "hf": "conversation"}[form]
+        said = [f"{f.path}: {counted(f.lines, unit)} of {counted(f.traces, 'trace')}" for f in result.files]
+    for sentence in said:
+        out.print(sentence, markup=False, highlight=False, soft_wrap=True)
     for path in result.configs:
         out.print(f"{path}: the environment", markup=False, highlight=False, soft_wrap=True)
     for sentence in result.next:
@@ -106,6 +107,6 @@ def _only_training(splits: Sequence[str] | None) -> None:
 
 
 def _samples(files: Sequence[Written]) -> Exported:
-    found = Exported([ExportedFile(f.path, f.samples, f.samples) for f in files])
+    found = Exported([ExportedFile(f.path, f.samples, f.samples, f.left_out) for f in files])
     found.warnings += [warning for f in files for warning in f.warnings]
     return found

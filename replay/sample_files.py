@@ -22,6 +22,7 @@ from rolltape.replay.options import BranchPolicy, ConvertOptions
 from rolltape.replay.run import Run
 from rolltape.replay.sample import Sample
 from rolltape.replay.whole import check_targets, whole_file
+from rolltape.replay.words import counted
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, MissingExtra
 
@@ -38,6 +39,14 @@ class Written:
     """What is to be known of all of them."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Traces of a training step that gave no Sample, by what became of them."""
+
+    def line(self, run: str) -> str:
+        """The file, its Samples, and how many traces gave none. `run`: what was converted."""
+        lost = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in self.left_out.items())
+        why = f"; {counted(sum(self.left_out.values()), 'trace')} gave none: {lost}" if lost else ""
+        if not self.samples:
+            why = f": no trace of this step gives one{f' ({lost})' if lost else ''}; `rolltape verify {run}` says more"
+        return f"{self.path}: {counted(self.samples, 'sample')}{why}"
 
 
 def write_samples(

@@ -287,3 +287,15 @@ def test_converting_says_how_many_traces_gave_no_sample(rolltape: Run, tmp_path:
     assert (code, file["samples"], sum(file["left_out"].values())) == (0, 12, 4)
     code, out, _ = rolltape("convert", tmp_path / "run", "--out", tmp_path / "again-{rollout_id}.jsonl")
     assert (code, ": 12 samples; 4 traces gave none: " in out) == (0, True)
+
+
+def test_an_export_of_samples_says_it_in_the_words_of_convert(rolltape: Run, tmp_path: Path) -> None:
+    rolltape("import", GROUP_REWARDS.with_name("zero.jsonl"), GROUP_REWARDS, "--run", tmp_path / "run")
+    to = tmp_path / "{rollout_id}.jsonl"
+    _, converted, _ = rolltape("convert", tmp_path / "run", "--out", to)
+    code, exported, _ = rolltape("export", tmp_path / "run", "--format", "samples", "--out", to, "--overwrite")
+    assert (code, exported) == (0, converted)
+    assert ": 12 samples; 4 traces gave none: " in exported
+    code, out, _ = rolltape("export", tmp_path / "run", "--format", "samples", "--out", to, "--overwrite", "--json")
+    [file] = json.loads(out)["files"]
+    assert (code, file["lines"], sum(file["left_out"].values())) == (0, 12, 4)

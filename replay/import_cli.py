@@ -95,9 +95,8 @@ def _print(done: Imported, run: str) -> None:
             f"{counted(done.rounded, 'trace')} with log-probs that Verifiers rounded to 4 decimals: not those of the engine",
             "yellow",
         )
-    several = len({left.file for left in done.left}) > 1
     for left in done.left[:_MOST_SHOWN]:
-        _say(f"{left.file}, {left}" if several else str(left))
+        _say(f"{left.file}, {left}" if done.files > 1 else str(left))
     if more := len(done.left) + done.unnamed - _MOST_SHOWN if len(done.left) > _MOST_SHOWN else 0:
         _say(f"and {more} more; --json names {len(done.left)} of them")
     for sentence in done.cut:

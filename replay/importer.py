@@ -57,6 +57,8 @@ class Imported:
     """What an import did. Every line is one of `imported`, `skipped`, `repeated` and `blank`."""
 
     run: str
+    files: int = 0
+    """Files that were read."""
     lines: int = 0
     imported: int = 0
     """Lines of which at least one trace was added."""
@@ -126,7 +128,8 @@ def import_files(
     sources = find_sources([files] if isinstance(files, (str, Path)) else files)
     jobs = jobs_for(sources) if jobs is None else jobs
     with target_at(run) as (target, folder), workers(jobs) as work:
-        result = Imported(target.run_id, unread=[source.unread for source in sources if source.unread])
+        unread = [source.unread for source in sources if source.unread]
+        result = Imported(target.run_id, len(sources), unread=unread)
         reader = _Reader(sources, target, result, strict=strict)
         taker = Taker(folder, sources, group_by, target.known, target.run_id)
         for taken in work.take(taker, reader.blocks(told)):

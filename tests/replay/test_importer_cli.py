@@ -48,6 +48,16 @@ def test_lines_that_hold_no_trace_are_named_with_exit_code_1(rolltape: Run, tmp_
     ]
 
 
+def test_of_several_files_the_one_with_the_line_is_named_though_it_is_the_only_one(
+    rolltape: Run, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(turn(id="a")))
+    code, out, _ = rolltape("import", tmp_path / "one.jsonl", tmp_path / "two.jsonl", "--run", tmp_path / "run")
+    assert code == 1
+    assert f"{tmp_path / 'two.jsonl'}, line 1 left out: trace a had come before" in out.splitlines()
+
+
 def test_of_many_lines_left_out_a_few_are_shown(rolltape: Run, tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n".join([json.dumps(turn()), *["{"] * 30]))
     code, out, _ = rolltape("import", tmp_path / "t.jsonl", "--run", tmp_path / "run")

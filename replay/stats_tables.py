@@ -83,8 +83,10 @@ def _step_columns(stats: Stats) -> list[_Column]:
 
 
 def _task_columns(stats: Stats) -> list[_Column]:
+    types = [_Column("type", lambda s: end_of(printable((s.task and s.task.type) or MISSING, one_line=True), 24))]
     return [
         _Column("task", lambda s: end_of(printable((s.task and s.task.name) or MISSING, one_line=True), 24)),
+        *(types if len({task.type for task in stats.rollouts.tasks}) > 1 else ()),
         _Column("n", lambda s: count(s.rollouts), 3),
         _Column("by step", lambda s: sparkline(s.curve, 12) if len(s.curve) > 1 else "", 4),
         *_common(stats),
@@ -129,8 +131,10 @@ def _lines_of(
         shown.remove(spare)
         gone.append(spare.name)
     names = [c.name for c in shown]
-    right = [n for n in names if n not in ("task", "by step")]
-    yield table("", names, [[cells[c][i] for c in shown] for i in range(len(lines))], right, fold=("task",), dense=True)
+    right = [n for n in names if n not in ("task", "type", "by step")]
+    yield table(
+        "", names, [[cells[c][i] for c in shown] for i in range(len(lines))], right, fold=("task", "type"), dense=True
+    )
     yield _say(_legend(stats, names))
     if gone:
         yield _say(no_room(gone))

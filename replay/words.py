@@ -135,13 +135,14 @@ class Alike:
     example: str
     """The most frequent of them."""
     variants: int
+    """How many different messages they are."""
 
     def __str__(self) -> str:
         return self.line()
 
     def line(self, most: int | None = None) -> str:
-        """Count and example in one line, cut to `most` characters, and how many others it stands for."""
-        others = f" (and {self.variants - 1} alike)" if self.variants > 1 else ""
+        """Count and example in one line, cut to `most` characters, and how many different messages were counted."""
+        others = f" ({self.variants:,} messages, numbers differ)" if self.variants > 1 else ""
         head = f"{self.count:,} x "
         room = None if most is None else max(most - len(head) - len(others), 20)
         return f"{head}{' '.join(self.example.split()) if room is None else shortened(self.example, room)}{others}"

@@ -360,7 +360,7 @@ def test_reasons_that_differ_in_numbers_only_are_one_line(tmp_path: Path, rollta
     put_rollouts(tmp_path, 0, [members], fates=fates)
     code, out, _ = rolltape("stats", tmp_path)
     assert code == 0
-    assert "dropped  6 x filtered: deviation 0.000 of group 0 (and 5 alike)" in out
+    assert "dropped  6 x filtered: deviation 0.000 of group 0 (6 messages, numbers differ)" in out
 
 
 # -- which steps
@@ -468,6 +468,21 @@ def test_tasks_that_fail_come_first_and_the_rest_is_counted(tmp_path: Path, roll
     assert "… and 10 tasks with higher rewards (--all lists them)" in out
     _, out, _ = rolltape("stats", tmp_path, "--by", "task", "--json")
     assert len(json.loads(out)["splits"][0]["tasks"]) == 30
+
+
+def test_tasks_of_several_types_are_told_by_their_type(tmp_path: Path, rolltape: Cli) -> None:
+    put_run(tmp_path)
+    golf = turn(id="golf", reward=0.5)
+    golf["task"]["type"] = "GolfTask"
+    put_rollouts(tmp_path, 0, [[golf], [turn(id="probe")]])
+    _, out, _ = rolltape("stats", tmp_path, "--by", "task")
+    assert [line.split()[:2] for line in out.splitlines() if line.strip()[:2] in ("ta", "0 ")] == [
+        ["task", "type"],
+        ["0", "GolfTask"],
+        ["0", "ProbeTask"],
+    ]
+    put_rollouts(put_run(tmp_path / "one"), 0, [[turn(id="a")], [turn(id="b", idx=1)]])
+    assert "ProbeTask" not in rolltape("stats", tmp_path / "one", "--by", "task")[1]
 
 
 def test_an_unreachable_rule_is_pointed_out(tmp_path: Path, rolltape: Cli) -> None:
@@ -590,4 +605,4 @@ def test_messages_are_alike_where_only_numbers_and_ids_differ() -> None:
         f"trace {'1b' * 16}": 1,
     }
     assert [(a.count, a.variants) for a in alike(messages)] == [(4, 2), (2, 2), (1, 1)]
-    assert str(alike(messages)[0]) == "4 x task 5 took 1.5 s (and 1 alike)"
+    assert str(alike(messages)[0]) == "4 x task 5 took 1.5 s (2 messages, numbers differ)"

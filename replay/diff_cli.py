@@ -19,7 +19,8 @@ from rolltape.schema.errors import BadInput
 _BESIDE = ("reward", "error_rate", "truncated_rate", "sampled_tokens")
 """Quantities whose change stands beside the one a table is about."""
 _FOLDED = 8
-"""Most settings of one side alone that get a line each: a run scored again, or imported, knows few of those of a live one."""
+"""Most settings of one side alone that get a line each: a run scored again, or imported, knows few of those of a live one.
+More are counted, and named with --all."""
 _SHORT = {"error_rate": "errors", "truncated_rate": "cut off", "sampled_tokens": "sampled", "reward": "reward"}
 
 
@@ -40,7 +41,10 @@ def diff(
         typer.Option(help="NAME=NUMBER: fail where a quantity rises by more; repeatable.", show_default=False),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also what is equal, and every task or step, as tables.")
+        bool,
+        typer.Option(
+            "--all", help="Also what is equal, every task or step, and names of settings that one run alone has."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -83,7 +87,7 @@ def print_diff(found: Diff, by: By, of: str, top: int, everything: bool = False)
     if found.same and not everything:
         out.print("no difference: settings, coverage and every quantity are equal", style="green")
         return
-    _print_settings(found)
+    _print_settings(found, everything)
     _print_counts(found, everything)
     _print_quantities(found, everything)
     if by != "none":
@@ -99,7 +103,7 @@ def _head(letter: str, side: Side) -> str:
     )
 
 
-def _print_settings(found: Diff) -> None:
+def _print_settings(found: Diff, everything: bool) -> None:
     if not found.settings:
         out.print("\nsettings: no difference")
         return
@@ -111,10 +115,8 @@ def _print_settings(found: Diff) -> None:
         out.print(table("Settings that differ", ("setting", "A", "B"), rows, fold=("setting", "A", "B"), dense=True))
     for side, names in alone.items():
         if folded.issuperset(names) and names:
-            text = (
-                f"{counted(len(names), 'setting')} of {'AB'[side]} only (--json has their values): {', '.join(names)}"
-            )
-            out.print(text, markup=False, highlight=False)
+            more = f"--json has their values): {', '.join(names)}" if everything else "--all names them)"
+            out.print(f"{counted(len(names), 'setting')} of {'AB'[side]} only ({more}", markup=False, highlight=False)
 
 
 def _values(values: Sequence[str]) -> str:

@@ -156,8 +156,8 @@ def _chosen(values: Values, among: Flags) -> Values:
 
 
 def _flatten(value: Any, name: str, found: dict[str, dict[str, None]]) -> None:
-    """Leaves of nested settings by dotted name, as text."""
-    if isinstance(value, Mapping) and value:
+    """Leaves of nested settings by dotted name, as text. A mapping without entries is no setting."""
+    if isinstance(value, Mapping):
         for key, inner in value.items():
             _flatten(inner, f"{name}{'.' if name and not name.endswith('.') else ''}{key}", found)
         return

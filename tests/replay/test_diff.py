@@ -118,6 +118,7 @@ def test_an_import_has_no_dispositions_and_says_recorded(tmp_path: Path, rolltap
     found = compared(tmp_path / "run", tmp_path / "run")
     assert found.coverage == {"started": (12, 12), "recorded": (12, 12), "lost": (0, 0)}
     assert found.same
+    assert not {"convert.", "versions"} & set(found.a.settings)  # an import has neither
 
 
 # -- tasks and steps
@@ -198,15 +199,29 @@ def test_settings_of_the_attempts_that_recorded_the_steps_are_compared(tmp_path:
     assert compared(a, b).settings == {}
 
 
-def test_many_settings_of_one_run_alone_are_named_in_one_place(tmp_path: Path, rolltape: Call) -> None:
+def test_many_settings_of_one_run_alone_are_counted_and_named_on_request(tmp_path: Path, rolltape: Call) -> None:
     a, b = put(tmp_path / "a", scored(1.0)), put(tmp_path / "b", scored(1.0))
     file = RunPaths(b).attempt(0)
     written = json.loads(file.read_text())
     written["settings"] |= {f"option_{i}": 7777 for i in range(9)}
     file.write_text(json.dumps(written))
     code, printed, _ = rolltape("diff", a, b)
+    assert (code, "7777" in printed, "option_0" in printed) == (0, False, False)
+    assert "9 settings of B only (--all names them)\n" in printed
+    code, printed, _ = rolltape("diff", a, b, "--all")
     assert (code, "7777" in printed) == (0, False)
     assert "9 settings of B only (--json has their values): option_0, option_1" in " ".join(printed.split())
+
+
+def test_an_empty_mapping_is_no_setting(tmp_path: Path) -> None:
+    a, b = put(tmp_path / "a", scored(1.0)), put(tmp_path / "b", scored(1.0))
+    for run, env in ((a, {}), (b, {"KEY": "x"})):
+        file = RunPaths(run).attempt(0)
+        written = json.loads(file.read_text())
+        file.write_text(json.dumps({**written, "settings": {"forward": {}, "env": env}, "versions": {}}))
+    found = compared(a, b)
+    assert not [name for name in (*found.a.settings, *found.b.settings) if name in ("", "env", "forward", "versions")]
+    assert found.settings["env.KEY"] == ([], ["x"])
 
 
 def test_a_run_and_itself_do_not_differ(tmp_path: Path, rolltape: Call) -> None:

@@ -337,7 +337,8 @@ class _Job:
         group, why = unit.whole(members)
         if why is None:
             await self.scorer.score_group([m.scored for m in group if m.scored is not None])
-        elif unit.group is not None:
-            self.result.notes["groups without group rewards, for they are not whole"] += 1
+        elif why.kind is not None:
+            self.result.notes[f"groups without group rewards, {why.kind}"] += 1
         for member in members:
-            member.ungrouped = why or (None if member in group else "the trace is not the last try of its rollout")
+            other = None if member in group else "the trace is not the last try of its rollout"
+            member.ungrouped = other if why is None else why.reason

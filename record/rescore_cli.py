@@ -39,7 +39,12 @@ def rescore(
         bool, typer.Option("--resume", help="Go on with a re-scoring into --out that was cut short.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at the first trace that cannot be scored; its step is not written.")
+        bool,
+        typer.Option(
+            "--strict",
+            help="Stop at the first trace that cannot be scored, and do not write its step; refuse traces that a task class of "
+            "another name made.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -84,18 +89,24 @@ def print_rescored(run: str, to: str, result: Rescored) -> None:
     counts = result.changes.counts
     resumed = f" ({result.resumed} of them before)" if result.resumed else ""
     _say(
-        f"{run} → {to}: {counted(result.steps + result.resumed, 'part')}{resumed}, {counted(counts['traces'], 'trace')}, "
-        f"{counts['scored']} scored, "
-        f"{counts['failed']} failed, {counts['untouched']} untouched; the total reward of {counts['changed']} changed"
+        f"{run} → {to}: {counted(result.steps + result.resumed, 'part')}{resumed}, {counted(counts['traces'], 'trace')}; total "
+        f"reward: {counts['scored']} scored, {counts['failed']} failed, {counts['skipped']} skipped, "
+        f"{counts['untouched']} untouched; {counts['changed']} changed"
     )
     for line in _named(result.signals):
         _say(line)
     for note, count in result.notes.items():
         _say(f"{count} {note}")
+    if odd := sum(name["no_number"] for name in result.changes.names if name["kind"] == "total"):
+        _say(f"{counted(odd, 'trace')} with a total reward that is NaN or infinite: in no mean, and not to be trained")
     out.print()
-    columns = ("name", "weight", "old mean", "new mean", "traces changed", "old scored", "new scored", "new scores")
+    columns = ("name", "weight", "old mean", "n old", "new mean", "n new", "traces", "changed", "new scores")
     rows = [_row(name) for name in result.changes.names]
     out.print(table(f"Old ({run}) and new ({to}) scores, weighted", columns, rows, right=columns[1:-1]))
+    _say(
+        "n: rollouts of the mean, those that came to their end, then and now, with a finite score; changed, new scores: of all "
+        "traces"
+    )
     _print_changes(result)
     _print_failures(result.failures)
 
@@ -107,15 +118,13 @@ def _named(signals: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _row(name: Mapping[str, Any]) -> tuple[Any, ...]:
-    statuses = {k: n for k, n in name["statuses"].items() if k not in ("scored",)}
-    if name["no_number"]:
-        statuses["NaN or infinite"] = name["no_number"]
-    became = ", ".join(f"{n} {status}" for status, n in statuses.items())
+    became = ", ".join(f"{n} {status}" for status, n in name["statuses"].items())
+    became += f" (of them {name['no_number']} NaN or infinite)" if name["no_number"] else ""
     label = "total reward" if name["kind"] == "total" else name["name"]
     label += " (metric)" if name["kind"] == "metric" else ""
     weights = ", ".join(f"{w:g}" for w in name["weights"] or ())
-    means = (_number(name["old_mean"]), _number(name["new_mean"]))
-    return label, weights, *means, name["changed"], name["old_scored"], name["new_scored"], became
+    means = (_number(name["old_mean"]), name["old_n"], _number(name["new_mean"]), name["new_n"])
+    return label, weights, *means, name["traces"], name["changed"], became
 
 
 def _print_changes(result: Rescored) -> None:

@@ -41,6 +41,16 @@ class New:
 
 
 @dataclass(frozen=True)
+class Ungrouped:
+    """Why there are no group rewards."""
+
+    reason: str
+    """Of this group."""
+    kind: str | None = None
+    """Of all groups like it; None where there is no group."""
+
+
+@dataclass(frozen=True)
 class Unit:
     """Rows that are scored together: those of a group record with all their tries, or one that belongs to none."""
 
@@ -56,18 +66,20 @@ class Unit:
             member.open(scorer)
         return members
 
-    def whole(self, members: Sequence[Member]) -> tuple[list[Member], str | None]:
+    def whole(self, members: Sequence[Member]) -> tuple[list[Member], Ungrouped | None]:
         """The group's last tries in rollout order, and why group rewards cannot be given: None where they can."""
         if self.group is None:
-            return [], "the trace is in no group record"
+            return [], Ungrouped("the trace is in no group record")
         by_id = {m.trace_id: m for m in members}
         group = [by_id[t] for t in self.group.trace_ids if t in by_id]
         wanted = max(self.group.expected_size, len(self.group.trace_ids))
         if len(group) < wanted:
-            return group, f"{len(group)} of {wanted} rollouts of group {self.group.group_index} are there"
+            reason = f"{len(group)} of {wanted} rollouts of group {self.group.group_index} are there"
+            return group, Ungrouped(reason, "for they are not whole")
         failed = next((m for m in group if m.failures or m.scored is None), None)
         if failed is not None:
-            return group, f"trace {failed.trace_id} of group {self.group.group_index} could not be scored"
+            reason = f"trace {failed.trace_id} of group {self.group.group_index} could not be scored"
+            return group, Ungrouped(reason, "for a trace of each could not be scored")
         return group, None
 
 
@@ -127,6 +139,11 @@ class Member:
     def _last(self) -> bool:
         """Whether it is the last try of its rollout, and was not cancelled."""
         return self.columns["disposition"] not in ("retried", "cancelled")
+
+    @property
+    def _failed_now(self) -> bool:
+        """Whether the new row has an error. A group reward's is no trace's own."""
+        return self.scored is None or bool(self.scored.errors)
 
     @property
     def failures(self) -> dict[str, str]:
@@ -195,7 +212,7 @@ class Member:
             **{name: self.columns[name] for name in ("group_index", "rollout_index", "trace_id", "task_name")},
             "in_group": self.group is not None and self.trace_id in self.group.trace_ids,
             "ended_then": self._last and not failed,
-            "ended_now": self._last and not (failed if self.untouched is not None else self.failures),
+            "ended_now": self._last and not (failed if self.untouched is not None else self._failed_now),
         }
         for kind, scores in (("reward", rewards), ("metric", metrics)):
             old = self.columns[f"{kind}s"] or {}
@@ -208,9 +225,15 @@ class Member:
                 reason = "the taskset has no signal of that name"
                 values = {"old": old[name], "new": None, "score": None, "weight": None}
                 yield {**common, "kind": kind, "name": name, **values, "status": "gone", "reason": reason}
-        status = "untouched" if self.untouched is not None else "failed" if self.failures else "scored"
+        missing = [name for name, score in rewards.items() if score.value is None]
+        status, reason = "scored", None
+        if self.untouched is not None:
+            status, reason = "untouched", self.untouched
+        elif self.failures or missing:
+            status = "failed" if self.failures else "skipped"
+            reason = f"without {', '.join(missing)}" if missing else None
         values = {"old": self.columns["reward"], "new": total, "score": None, "weight": None}
-        yield {**common, "kind": "total", "name": "reward", **values, "status": status, "reason": self.untouched}
+        yield {**common, "kind": "total", "name": "reward", **values, "status": status, "reason": reason}
 
     # -- the row
 

@@ -45,8 +45,8 @@ SCHEMA = pa.schema(
 """`kind`: reward, metric, or total (the sum of the rewards). `in_group`: whether the trace is the last try of its rollout.
 `ended_then`, `ended_now`: whether it is one that means are of, by the recording and by the new run: a last try without an error
 that was not cancelled, as for `rolltape stats`.
-`old`, `new`: weighted contributions, or metrics. `status`: scored, kept, skipped, failed, gone (the taskset has no such
-name any more), or untouched (the rollout had ended in an error)."""
+`old`, `new`: weighted contributions, or metrics. `status`: scored, kept, skipped (there is none to be had; of a total: a reward
+was), failed, gone (the taskset has no such name any more), or untouched (the rollout had ended in an error)."""
 
 
 def differs(old: float | None, new: float | None) -> bool:
@@ -72,14 +72,16 @@ class Changes:
     """What re-scoring changed."""
 
     names: list[dict[str, Any]]
-    """A row for each reward and metric, and the total: means over the rollouts that came to their end, how many changed, how
-    many new ones are NaN or infinite (`no_number`, in no mean), what became of it."""
+    """A row for each reward and metric, and the total. Means are over the `old_n` and `new_n` rollouts that came to their end
+    and have a finite score. All else is of all `traces` that have the name: how many changed, how many scores are not null, how
+    many new ones are NaN or infinite (`no_number`), and what became of it (`statuses`, which add up to them)."""
     groups: list[dict[str, Any]]
     """Group sums that changed, the largest change first. A sum is null unless every member was scored."""
     traces: list[dict[str, Any]]
     """Totals that changed, the largest change first."""
     counts: dict[str, int]
-    """Traces, and of them: scored, failed, untouched, changed; groups whose sums were compared."""
+    """Traces, and by their total: scored, failed, skipped, untouched, which add up to them; changed. Groups whose sums were
+    compared."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -88,7 +90,8 @@ class Changes:
 
 _NAMES = """
     with by_status as (select kind, name, status, count(*) as n from scores group by all)
-    select s.kind, s.name, count(old) as old_scored, count(new) as new_scored,
+    select s.kind, s.name, count(*) as traces, count(old) as old_scored, count(new) as new_scored,
+        count(*) filter (ended_then and isfinite(old)) as old_n, count(*) filter (ended_now and isfinite(new)) as new_n,
         avg(old) filter (ended_then and isfinite(old)) as old_mean,
         avg(new) filter (ended_now and isfinite(new)) as new_mean, count(*) filter (changed) as changed,
         count(*) filter (not isfinite(new)) as no_number,
@@ -111,7 +114,8 @@ _TRACES = """
 """
 _COUNTS = """
     select count(*) as traces, count(*) filter (status = 'scored') as scored, count(*) filter (status = 'failed') as failed,
-        count(*) filter (status = 'untouched') as untouched, count(*) filter (changed) as changed,
+        count(*) filter (status = 'skipped') as skipped, count(*) filter (status = 'untouched') as untouched,
+        count(*) filter (changed) as changed,
         count(distinct (split, step, group_index)) filter (in_group) as groups
     from scores where kind = 'total'
 """

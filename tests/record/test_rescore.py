@@ -20,8 +20,10 @@ from rescore_build import DEMO, demo_config, golf, golf_run, record_run, taskset
 
 from rolltape.record.recorder import Recorder
 from rolltape.record.rescore import Rescored, RescoreOptions, rescore
+from rolltape.record.rescore_cli import print_rescored
 from rolltape.replay.cli import main
 from rolltape.replay.run import open_run
+from rolltape.replay.stats import stats
 from rolltape.replay.verify import verify
 from rolltape.schema import Context, Group, Outcome, Step
 from rolltape.schema.errors import BadInput, CheckFailed, RunConflict
@@ -86,6 +88,7 @@ def test_recorded_code_golf_gets_its_recorded_group_rewards_again(
         "traces": 12,
         "scored": 12,
         "failed": 0,
+        "skipped": 0,
         "untouched": 0,
         "changed": 0,
         "groups": 3,
@@ -129,7 +132,7 @@ def test_a_group_that_is_not_whole_gets_no_group_reward_rather_than_0(
         assert (found["correct"], found["fastest"], found["most_concise"]) == (1.0, None, None)
     assert set(totals(tmp_path / "new").values()) == {None}
     assert names(result)["fastest"]["statuses"] == {"skipped": 3}
-    assert result.notes["groups without group rewards, for they are not whole"] == 1
+    assert result.notes == {"groups without group rewards, for they are not whole": 1}
     rows = duckdb.sql(f"select reason from '{tmp_path}/new/rescored/*/*.parquet' where name = 'fastest'").fetchall()
     assert set(rows) == {("3 of 4 rollouts of group 0 are there",)}
 
@@ -144,6 +147,52 @@ def test_a_group_reward_that_raises_is_named_and_null_for_the_whole_group(
     assert rewards(tmp_path / "new")["c"] == {"ok": 2.0, "race": 1.0}
     assert [(f["trace_id"], f["signal"]) for f in result.failures] == [("a", "race"), ("b", "race")]
     assert "1 scores for 2 rollouts" in result.failures[0]["error"]
+
+
+def test_a_whole_group_with_a_trace_that_cannot_be_scored_has_no_group_reward_for_that_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = SOMETIMES + "    @vf.group_reward\n    async def even(self, traces):\n        return [1.0 for _ in traces]\n"
+    run = record_run(tmp_path / "run", [[[trace("a"), trace("b")], [trace("c")]]])
+    result = rescore(run, probes(tmp_path, monkeypatch, body), tmp_path / "new")
+    assert result.notes == {"groups without group rewards, for a trace of each could not be scored": 1}
+    assert names(result)["even"]["statuses"] == {"scored": 1, "skipped": 2}
+    assert names(result, "total")["reward"]["statuses"] == {"failed": 1, "scored": 1, "skipped": 1}
+    assert result.changes is not None
+    counts = result.changes.counts
+    assert [counts[name] for name in ("traces", "scored", "failed", "skipped", "untouched")] == [3, 1, 1, 1, 0]
+    [(reason,)] = duckdb.sql(
+        f"select reason from '{tmp_path}/new/rescored/*/*.parquet' where kind = 'total' and status = 'skipped'"
+    ).fetchall()
+    assert reason == "without even"
+
+
+def test_the_numbers_of_a_row_add_up_to_its_traces_and_means_say_of_how_many_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = {"type": "TaskError", "message": "no", "traceback": None}
+    groups = [[trace("a"), trace("b", metrics={"passed": 3.0})], [trace("failed", errors=[error])]]
+    run = record_run(tmp_path / "run", [groups])
+    result = rescore(run, probes(tmp_path, monkeypatch, SOMETIMES), tmp_path / "new")
+    passed = names(result, "metric")["passed"]
+    assert (passed["traces"], passed["changed"], passed["statuses"]) == (1, 0, {"kept": 1})
+    assert (passed["old_mean"], passed["old_n"], passed["new_mean"], passed["new_n"]) == (3.0, 1, None, 0)
+    assert result.changes is not None
+    for row in result.changes.names:
+        assert sum(row["statuses"].values()) == row["traces"]
+    [total] = [row for row in result.changes.names if row["kind"] == "total"]
+    assert (total["traces"], total["old_n"], total["new_n"]) == (3, 2, 1)
+
+
+def test_a_group_reward_that_raises_takes_no_trace_out_of_the_means_of_other_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = OK + "    @vf.group_reward\n    async def race(self, traces):\n        return [1.0]\n"
+    run = record_run(tmp_path / "run", [[[trace("a"), trace("b")], [trace("c")]]])
+    result = rescore(run, probes(tmp_path, monkeypatch, body), tmp_path / "new")
+    now = stats(open_run(tmp_path / "new")).total
+    assert (names(result)["ok"]["new_n"], now.rewards["ok"].count) == (3, 3)
+    assert (names(result)["race"]["new_n"], now.rewards["race"].count) == (1, 1)
 
 
 # -- what cannot be scored offline
@@ -329,14 +378,17 @@ def test_whatever_a_signal_does_is_its_own_failure_and_costs_no_other_score(
     assert rewards(tmp_path / "new") == {"a": {"ok": 2.0, "odd": 0.5}, "b": {"ok": 2.0, "odd": None}}
 
 
+@pytest.mark.parametrize("kind", ["reward", "group_reward"])
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
 def test_a_score_that_is_no_number_is_recorded_as_such_and_its_trace_not_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: str, kind: str
 ) -> None:
     body = f"""{OK}
-    @vf.reward
-    async def odd(self, trace):
-        return float('{number}' if trace.id == 'b' else 1)
+    @vf.{kind}
+    async def odd(self, {"traces" if kind == "group_reward" else "trace"}):
+        {"[trace] = traces" if kind == "group_reward" else ""}
+        score = float('{number}' if trace.id == 'b' else 1)
+        return {"[score]" if kind == "group_reward" else "score"}
 """
     run = record_run(tmp_path / "run", [[[trace("a")], [trace("b")]]])
     result = rescore(run, probes(tmp_path, monkeypatch, body), tmp_path / "new")
@@ -345,6 +397,10 @@ def test_a_score_that_is_no_number_is_recorded_as_such_and_its_trace_not_trained
     assert dispositions(tmp_path / "new") == {"a": "emitted", "b": "failed_check"}
     odd = names(result)["odd"]
     assert (odd["changed"], odd["new_mean"], odd["no_number"]) == (2, 1.0, 1)
+    print_rescored("run", "new", result)
+    said = capsys.readouterr().out
+    assert "1 trace with a total reward that is NaN or infinite: in no mean, and not to be trained" in said
+    assert [cells[-1] for cells in _cells(said) if cells[0] == "odd"] == ["2 scored (of them 1 NaN or infinite)"]
     checked(tmp_path / "new")
 
 
@@ -714,6 +770,10 @@ def test_secrets_that_scoring_puts_on_a_trace_are_masked(tmp_path: Path, monkeyp
         assert told.endswith("ValueError: 401 for Bearer ***")
 
 
+def _cells(shown: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("│")] for line in shown.splitlines()]
+
+
 def test_the_command_prints_tables_or_json_and_exits_1_where_something_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -733,9 +793,12 @@ def test_the_command_prints_tables_or_json_and_exits_1_where_something_failed(
     assert code == 1
     assert "not scored: trace b (step 0), sometimes: ValueError: no verdict" in shown
     [head] = [line for line in shown.splitlines() if line.startswith("name")]
-    columns = ["name", "weight", "old mean", "new mean", "traces changed", "old scored", "new scored", "new scores"]
+    columns = ["name", "weight", "old mean", "n old", "new mean", "n new", "traces", "changed", "new scores"]
     assert [cell.strip() for cell in head.split("┃")] == columns
-    assert [line.split("│")[4].strip() for line in shown.splitlines() if line.startswith("sometimes ")] == ["2"]
+    rows = {cells[0]: cells[3:] for cells in _cells(shown) if len(cells) == len(columns)}
+    assert rows["total reward"] == ["3", "2.5", "2", "3", "3", "1 failed, 2 scored"]
+    assert rows["ok"] == ["3", "2", "2", "3", "3", "3 scored"]
+    assert rows["sometimes"] == ["0", "0.5", "2", "3", "2", "1 failed, 2 scored"]
     code, told, _ = command(run, "two", "--json")
     said = json.loads(told)
     assert (code, said["counts"]["failed"]) == (1, 1)

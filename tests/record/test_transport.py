@@ -520,7 +520,7 @@ def test_a_fault_inside_the_client_is_one_of_the_connection(monkeypatch: pytest.
 
     async def use(transport: SGLangTransport, engine: Engine) -> None:
         assert (await ask(transport))["token_ids"] == [20, 21]
-        assert engine.log == ["generate", "abort", "generate"]
+        assert engine.log[-2:] == ["abort", "generate"]
 
     monkeypatch.setattr(aiohttp.ClientResponse, "start", start)
     run([answer(), answer()], use)

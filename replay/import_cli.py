@@ -95,6 +95,12 @@ def _print(done: Imported, run: str) -> None:
             f"{counted(done.rounded, 'trace')} with log-probs that Verifiers rounded to 4 decimals: not those of the engine",
             "yellow",
         )
+    if done.mixed:
+        _say(
+            f"{counted(done.mixed, 'group')} with several prompts: by index or key the task is one, so a trainer would compare "
+            "their rewards",
+            "yellow",
+        )
     for left in done.left[:_MOST_SHOWN]:
         _say(f"{left.file}, {left}" if done.files > 1 else str(left))
     if more := len(done.left) + done.unnamed - _MOST_SHOWN if len(done.left) > _MOST_SHOWN else 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -80,6 +81,8 @@ class Found:
     model: str | None = None
     rounded: bool = False
     """Whether its log-probs were rounded."""
+    prompt: int = 0
+    """A checksum of its task's prompt."""
 
 
 @dataclass
@@ -213,6 +216,7 @@ class Taker:
                 raise BadInput("the Episode is nested too deeply")
         found.row, found.bytes, found.tokens = len(self.rows), line.size // siblings, row.values["num_tokens"]
         found.model, found.rounded = row.values["model"], row.values["logprob_decimals"] is not None
+        found.prompt = zlib.crc32((row.values["task_prompt"] or "").encode("utf-8", "surrogatepass"))
         self.rows.append(row)
         return found
 

@@ -48,6 +48,10 @@ class Members:
     bytes: int = 0
     """Of its text; of its rows where the run had them before."""
     tokens: int = 0
+    prompt: int | None = None
+    """Checksum of the prompt of its first trace."""
+    mixed: bool = False
+    """Whether others were asked something else."""
     places: array[int] = field(default_factory=lambda: array("q"))
     """File and row of each trace, as `file << 32 | row`, in the order in which they came."""
 
@@ -57,6 +61,11 @@ class Members:
         self.bytes += size
         self.tokens += tokens
         self.rollouts = max(self.rollouts, rollouts)
+
+    def asks(self, prompt: int) -> None:
+        """Note the checksum of a trace's prompt."""
+        self.prompt = prompt if self.prompt is None else self.prompt
+        self.mixed |= prompt != self.prompt
 
     def extend(self, other: Members) -> None:
         """Add the traces of another part of the same group."""

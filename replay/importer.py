@@ -83,6 +83,8 @@ class Imported:
     """Traces added by release of Verifiers."""
     rounded: int = 0
     """Traces added whose log-probs were rounded."""
+    mixed: int = 0
+    """Groups of the traces added whose tasks ask different things."""
     untrained: int = 0
     """Traces added of agents that are not trained: rows, and in no group."""
     cut: list[str] = field(default_factory=list)
@@ -214,6 +216,7 @@ class _Reader:
             group = Members(self.target.index_of(found.group), found.group, trained=found.trained)
             self.members[found.group] = group
         group.add(len(self.files), found.row, found.bytes, found.tokens, found.rollouts)
+        group.asks(found.prompt)
         result.traces += 1
         result.tokens += found.tokens
         result.rounded += found.rounded
@@ -243,5 +246,6 @@ class _Reader:
             why = f"; line {first.line}: {first.why}" if first else f"; {result.cut[0]}" if result.cut else ""
             raise BadInput(f"{names}: {counted(result.lines, 'line')} and no Verifiers trace among them{why}.")
         result.groups = len(self.members)
+        result.mixed = sum(group.mixed for group in self.members.values())
         result.joined = sum(self.target.has(group.index) for group in self.members.values())
         result.releases = dict(sorted(self.releases.items()))

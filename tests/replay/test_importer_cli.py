@@ -58,6 +58,13 @@ def test_of_several_files_the_one_with_the_line_is_named_though_it_is_the_only_o
     assert f"{tmp_path / 'two.jsonl'}, line 1 left out: trace a had come before" in out.splitlines()
 
 
+def test_groups_of_several_prompts_are_told(rolltape: Run, tmp_path: Path) -> None:
+    code, out, _ = rolltape("import", TRACES / "0.2.0" / "unicode.jsonl", "--run", tmp_path / "a")
+    assert (code, "1 group with several prompts" in out) == (0, True)
+    code, out, _ = rolltape("import", TRACES / "0.2.0" / "group_rewards.jsonl", "--run", tmp_path / "b")
+    assert (code, "several prompts" in out) == (0, False)
+
+
 def test_of_many_lines_left_out_a_few_are_shown(rolltape: Run, tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n".join([json.dumps(turn()), *["{"] * 30]))
     code, out, _ = rolltape("import", tmp_path / "t.jsonl", "--run", tmp_path / "run")

@@ -196,7 +196,8 @@ class Taker:
 
     def _encoded(self, trace: str, line: _Line, record: dict[str, Any], index: int | None) -> Found:
         written = as_written(record)
-        line = replace(line, value=written) if line.value is record else line
+        if written is not record and index is None:
+            line = replace(line, value=written)
         record = written
         siblings = 1 if index is None else len(line.value["traces"])
         found = Found(

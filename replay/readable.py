@@ -68,10 +68,9 @@ def as_written(record: Record) -> Record:
     for key in _SCORES:
         if key in said and isinstance(record.get(key), dict):
             record[key] = {name: record[key].get(name) for name in said[key]} | record[key]
-    task = record.get("task")
-    if "prompt" in without and isinstance(task, dict) and not without_prompt(record) and task["data"]["prompt"] is None:
-        data = {key: value for key, value in task["data"].items() if key != "prompt"}
-        record["task"] = {**task, "data": data}
+    data = as_mapping(as_mapping(record.get("task")).get("data"))
+    if "prompt" in without and data.get("prompt", ...) is None:
+        record["task"] = {**record["task"], "data": {key: value for key, value in data.items() if key != "prompt"}}
     return record
 
 
@@ -99,4 +98,7 @@ def is_own_episode(line: Mapping[str, Any]) -> bool:
     traces = line.get("traces")
     if line.get("env") != {"id": ""} or not (isinstance(traces, list) and len(traces) == 1):
         return False
-    return isinstance(traces[0], dict) and line == own_episode({"id": None, "task": None, **traces[0]})
+    try:
+        return isinstance(traces[0], dict) and line == own_episode({"id": None, "task": None, **traces[0]})
+    except RecursionError:
+        return False

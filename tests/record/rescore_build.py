@@ -13,6 +13,8 @@ import pytest
 from record_build import TRACES, Record
 
 from rolltape.record.recorder import Recorder
+from rolltape.record.rescore import Rescored
+from rolltape.replay.run import open_run
 from rolltape.schema import Context, Group, Outcome, Step
 
 GOLF = TRACES / "0.2.0" / "group_rewards.jsonl"
@@ -110,3 +112,64 @@ def demo_config(folder: Path) -> Path:
     config = folder / "demo.toml"
     config.write_text('[taskset]\nid = "rolltape.record.demo"\nseed = 0\n', encoding="utf-8")
     return config
+
+
+PROBE = """
+import asyncio
+
+import verifiers.v1 as vf
+
+
+class ProbeTask(vf.Task[vf.TaskData]):
+"""
+OK = """
+    @vf.reward(weight=2.0)
+    async def ok(self, trace):
+        return 1.0
+"""
+ROLLTAPE = [sys.executable, "-m", "rolltape.replay.cli"]
+
+
+def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, settings: str = "") -> Path:
+    """A config whose task class scores plain task rows by the methods in `body`."""
+    return taskset(tmp_path, monkeypatch, PROBE + body, "ProbeTask", settings)
+
+
+def names(result: Rescored, kind: str = "reward") -> dict[str, dict[str, Any]]:
+    assert result.changes is not None
+    return {row["name"]: row for row in result.changes.names if row["kind"] == kind}
+
+
+def rewards(run: Path) -> dict[str, dict[str, float | None]]:
+    table = open_run(run).table(columns=["trace_id", "rewards"])
+    rows = table.to_pylist(maps_as_pydicts="strict")
+    return {row["trace_id"]: row["rewards"] for row in rows}
+
+
+def totals(run: Path) -> dict[str, float | None]:
+    return {row["trace_id"]: row["reward"] for row in open_run(run).table(columns=["trace_id", "reward"]).to_pylist()}
+
+
+def group_sums(run: Path) -> list[dict[str, float | None]]:
+    return [{name: s.sum for name, s in group.rewards.items()} for group in open_run(run).groups()]
+
+
+SOMETIMES = """
+    @vf.metric
+    async def length(self, trace):
+        return len(trace.last_reply)
+
+    @vf.reward(weight=0.5)
+    async def sometimes(self, trace):
+        if trace.id == "b":
+            raise ValueError("no verdict")
+        return 1.0
+
+    @vf.reward(weight=2.0)
+    async def ok(self, trace):
+        return 1.0
+"""
+
+
+def cells(shown: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("│")] for line in shown.splitlines()]

@@ -173,6 +173,18 @@ def test_what_was_scored_between_export_and_import_stays(tmp_path: Path) -> None
     assert "rolltape_export" not in back["info"]
 
 
+@pytest.mark.parametrize("task", [{"data": "text"}, {"data": None}, {}, {"data": {}}, {"data": {"prompt": "kept"}}])
+@pytest.mark.parametrize("said", [{"without": ["prompt", "info"]}, {"rewards": []}, {"rewards": 3}, {"other": []}, []])
+def test_whatever_a_line_says_was_changed_its_import_goes_on(task: Record, said: Any, tmp_path: Path) -> None:
+    record = turn(id="a", info={"rolltape_export": said}) | {"task": {"type": "T"} | task}
+    brought_in(put_lines(tmp_path, record, turn(id="b")), tmp_path / "a")
+    back = decode(open_run(tmp_path / "a").table(columns=TRACE.arrow.names))
+    assert sorted(r["id"] for r in back) == ["a", "b"]
+    [a] = [r for r in back if r["id"] == "a"]
+    assert a["task"] == record["task"]
+    assert ("rolltape_export" in a.get("info", {})) == (said in ({"rewards": 3}, {"other": []}, []))
+
+
 def put_lines(folder: Path, *records: Record) -> Path:
     (folder / "s.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     return folder / "s.jsonl"

@@ -225,4 +225,4 @@ def for_output(*, quiet: bool = False) -> Progress:
     """The display that suits standard error: bars on a terminal, lines elsewhere."""
     if quiet:
         return Quiet()
-    return Terminal() if sys.stderr.isatty() else Lines()
+    return Terminal() if sys.stderr and sys.stderr.isatty() else Lines()

@@ -33,7 +33,7 @@ def place_of(view: View, node: int) -> tuple[int, int]:
 
 
 def nodes_of(view: View, tokens: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """(node, positions in that node) of token positions."""
-    nodes = np.searchsorted(view.node_token_starts, tokens, side="right") - 1
-    for node in np.unique(nodes):
-        yield int(node), tokens[nodes == node] - view.node_token_starts[node]
+    """(node, positions in that node) of ascending token positions."""
+    nodes, begins = np.unique(np.searchsorted(view.node_token_starts, tokens, side="right") - 1, return_index=True)
+    for node, at in zip(nodes.tolist(), np.split(tokens, begins)[1:], strict=True):
+        yield node, at - view.node_token_starts[node]

@@ -52,7 +52,7 @@ def _flags(view: View, name: str) -> npt.NDArray[np.bool_]:
 
 def _raw_lengths(view: View, row: int, node: int) -> dict[str, Any] | None:
     """How long the lists of a raw node are, where the row's extra was read."""
-    if view.batch.schema.get_field_index("extra") < 0:
+    if "extra" not in view:
         return None
     data = view.column("extra")[row].as_py()
     kept = unpack_extra(data).get("nodes", {}).get(str(node), {}) if data else {}
@@ -85,9 +85,10 @@ def _logprobs(view: View, _: ConvertOptions) -> Found:
     wrong = ~view.sampled if known is None else known ^ view.sampled
     if wrong.any():
         yield from _misplaced(view, np.flatnonzero(wrong))
-    values = view.logprobs
-    if not len(values) or (values.max() <= 0 and values.min() > -math.inf):
+    stored = view.stored_logprobs
+    if not len(stored) or (stored.max() <= 0 and stored.min() > -math.inf):
         return
+    values = view.logprobs
     for node, at in nodes_of(view, np.flatnonzero(~((values <= ROUNDING) & (values > -math.inf)))):
         row, index = place_of(view, node)
         value = float(values[view.node_token_starts[node] + at[0]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import sys
 from typing import Annotated, Any, Literal
 
@@ -206,8 +207,20 @@ def convert_command(
         err.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
+def _open_closed_streams() -> None:
+    """Put the null device where a standard stream is closed: the next file would take its number, and what is printed."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
 def main() -> None:
     """Entry point: errors of ours are one sentence on standard error and exit code 2."""
+    _open_closed_streams()
     try:
         app()
     except (OSError, RolltapeError) as error:

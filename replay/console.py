@@ -72,7 +72,7 @@ class SafeFormatter(logging.Formatter):
         return printable(super().format(record))
 
 
-out = SafeConsole(soft_wrap=False, width=None if sys.stdout.isatty() else 160)
+out = SafeConsole(soft_wrap=False, width=None if sys.stdout and sys.stdout.isatty() else 160)
 """Results, on standard output."""
 err = SafeConsole(stderr=True)
 """Progress and errors, on standard error."""

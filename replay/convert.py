@@ -72,13 +72,13 @@ def convert(
     wanted = {t for g in groups for t in g.trace_ids}
     rows: dict[str, _Row] = {}
     batches: list[_Rows] = []
-    findings = repeated(traces)
-    for view in views(traces):
+    findings, parts = repeated(traces), list(views(traces))
+    for view in parts:
         findings.extend(f for f in check_view(view, options) if f.trace_id in wanted)
         batches.append(_Rows(view, options))
         rows.update(batches[-1].by_id())
     bad = {f.trace_id: f for f in reversed(findings) if f.severity == "error"}
-    known, shared = members(traces), Shared.among(groups)
+    known, shared = members(parts), Shared.among(groups)
     result = Conversion([], findings, {})
     for group in groups:
         group = group if group.first_sample_index is not None else replace(group, first_sample_index=start)
@@ -233,7 +233,7 @@ class _Rows:
 
     def __init__(self, view: View, options: ConvertOptions) -> None:
         self.view, self.options = view, options
-        self.unfilled: list[tuple[list[Any], npt.NDArray[Any]]] = []
+        self.unfilled: list[tuple[Sample, Arrays]] = []
         self.error_types, self.error_messages = view.pylist("error_types"), view.pylist("error_messages")
         names = (
             "task_prompt",
@@ -250,10 +250,6 @@ class _Rows:
         spans = [view.column(n).fill_null(0.0).to_numpy(zero_copy_only=False) for n in _SPAN]
         self.seconds = np.maximum(spans[1] - spans[0], 0.0).tolist()
         self.mask = view.sampled.view(np.int8)
-        self.logprobs = view.logprobs
-        places = np.flatnonzero(view.sampled)
-        first = np.searchsorted(places, view.token_starts[:-1])
-        self.first = np.append(places, len(view.sampled))[first].tolist()
         self.prompt_tokens = (_filled(view, "node_prompt_tokens") + _filled(view, "node_cached_tokens")).tolist()
         self.node_sampled = view.node_sampled.tolist()
 
@@ -286,12 +282,13 @@ class _Rows:
     def _linear(self, i: int, first: int, end: int) -> Sample:
         """The one branch of a trace that is a chain: its tokens lie side by side."""
         start, stop = int(self.view.token_starts[i]), int(self.view.token_starts[i + 1])
-        response = self.first[i]
+        sampled = self.view.sampled[start:stop]
+        response = start + int(sampled.argmax()) if sampled.any() else stop
         return self._sample(
             i,
             0,
             range(first, end),
-            (self.view.ids[start:stop], self.mask[response:stop], self.logprobs[response:stop]),
+            (self.view.ids[start:stop], self.mask[response:stop], self._logprobs(slice(response, stop))),
         )
 
     def _branch(self, i: int, first: int, branch: Branch) -> Sample:
@@ -303,26 +300,26 @@ class _Rows:
         trained = np.repeat([n in branch.trainable for n in branch.nodes], [len(s) for s in spans])
         mask = self.mask[at] * trained
         begin = int(np.argmax(mask))
-        values = np.where(mask[begin:] > 0, self.logprobs[at[begin:]], np.float32(0))
+        values = np.where(mask[begin:] > 0, self._logprobs(at[begin:]), np.float32(0))
         return self._sample(i, branch.index, nodes, (self.view.ids[at], mask[begin:], values))
 
+    def _logprobs(self, tokens: slice | npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Log-probs of these tokens of a sound trace, 0 where the model did not sample: there is one exactly where it did."""
+        return np.where(self.view.sampled[tokens], self.view.stored_logprobs[tokens], np.float32(0))
+
     def _sample(self, i: int, branch: int, nodes: Sequence[int], arrays: Arrays) -> Sample:
-        """The field mapping. Token ids, mask and log-probs are put into their lists later (see `fill`)."""
+        """The field mapping. Token ids, mask and log-probs follow later (see `fill`)."""
         turns = [n for n in nodes if self.node_sampled[n]]
-        tokens: list[int] = []
-        mask: list[int] = []
-        logprobs: list[float] = []
-        self.unfilled.extend(zip((tokens, mask, logprobs), arrays, strict=True))
-        return Sample(
+        sample = Sample(
             prompt=_prompt(_parsed(self.task_prompt[i], self.task_prompt_is_json[i], "")),
-            tokens=tokens,
+            tokens=[],
             response=self._text(turns[-1]) if turns else "",
             response_length=len(arrays[1]),
             label=_parsed(self.task_label[i], self.task_label_is_json[i], None),
             reward=self._reward(i),
-            loss_mask=mask,
+            loss_mask=[],
             weight_versions=self._of_turns(self.turn_weight_version[i], i, turns),
-            rollout_log_probs=logprobs,
+            rollout_log_probs=[],
             status=self._status(i),
             metadata={"verifiers": self._metadata(i, branch)},
             routing_key=self.view.trace_ids[i],
@@ -332,15 +329,19 @@ class _Rows:
                 "total_prompt_tokens": sum(self.prompt_tokens[n] for n in turns),
             },
         )
+        self.unfilled.append((sample, arrays))
+        return sample
 
     def fill(self) -> None:
-        """Fill the token lists of the Samples made so far, when everything else is made.
+        """Make the token lists of the Samples made so far, when everything else is made.
 
         A pass of the garbage collector over young objects walks over every item of young lists, which would take as long
-        as making them; extending a list that is there, unlike making one, does not bring the next pass nearer.
+        as making them; a list that takes the place of another does not bring the next pass nearer.
         """
-        for items, array in self.unfilled:
-            items.extend(array.tolist())
+        for sample, (ids, mask, logprobs) in self.unfilled:
+            sample.tokens = ids.tolist()
+            sample.loss_mask = mask.tolist()
+            sample.rollout_log_probs = logprobs.tolist()
         self.unfilled.clear()
 
     def _text(self, node: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from rolltape.replay.findings import Finding
 from rolltape.replay.options import ConvertOptions
-from rolltape.replay.view import views
+from rolltape.replay.view import View, views
 from rolltape.replay.words import counted
 from rolltape.schema.records import Group, exact_sum, sum_rewards
 
@@ -32,9 +32,9 @@ class Member:
     failed: bool
 
 
-def members(table: pa.Table) -> dict[str, Member]:
-    """Every trace of `table` by its id. Ids that stand twice are found by `repeated`."""
-    rows = [row for view in views(table) for row in zip(*map(view.pylist, _COLUMNS), strict=True)]
+def members(parts: Iterable[View]) -> dict[str, Member]:
+    """Every trace of `parts` by its id. Ids that stand twice are found by `repeated`."""
+    rows = [row for view in parts for row in zip(*map(view.pylist, _COLUMNS), strict=True)]
     return {trace: Member((idx, key), rewards or {}, bool(errors)) for trace, idx, key, rewards, errors in rows}
 
 
@@ -56,7 +56,7 @@ def repeated(table: pa.Table) -> list[Finding]:
 
 def check_groups(table: pa.Table, groups: Sequence[Group], options: ConvertOptions) -> list[Finding]:
     """Findings of `groups` over the traces of `table`, in the order of the groups."""
-    known, shared = members(table), Shared.among(groups)
+    known, shared = members(views(table)), Shared.among(groups)
     return [*repeated(table), *(f for group in groups for f in check_group(group, known, options, shared))]
 
 

@@ -26,7 +26,7 @@ from rolltape.replay.pruned import notes_of
 from rolltape.replay.rewrite import same_rows
 from rolltape.replay.run import Run
 from rolltape.replay.verify_annotations import check_annotations
-from rolltape.replay.view import COLUMNS
+from rolltape.replay.view import COLUMNS, views
 from rolltape.replay.words import counted
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable
@@ -258,7 +258,7 @@ class _Part:
 
     def _look(self, table: pa.Table, tokens: bool) -> None:
         """Count what expectations were held against; those of a trace need its `tokens`."""
-        known = members(table)
+        known = members(views(table))
         groups = [[known[t] for t in g.trace_ids if t in known] for g in self.commit.groups]
         whole = sum(not any(m.failed for m in group) for group in groups)
         sound = sum(not m.failed for group in groups for m in group) if tokens else 0

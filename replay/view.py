@@ -40,15 +40,22 @@ class View:
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch
         self.n = batch.num_rows
+        self._places = {name: i for i, name in enumerate(batch.schema.names)}
+        self._lists: dict[str, list[Any]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
 
     def column(self, name: str) -> pa.Array:
         """A column as Arrow array."""
-        return self.batch.column(self.batch.schema.get_field_index(name))
+        return self.batch.column(self._places[name])
 
     def pylist(self, name: str) -> list[Any]:
-        """A column as Python values; MAP columns as dicts."""
-        column = self.column(name)
-        return _dicts(column) if pa.types.is_map(column.type) else list(column.to_pylist())
+        """A column as Python values, MAP columns as dicts; made once, and not to be changed."""
+        if name not in self._lists:
+            column = self.column(name)
+            self._lists[name] = _dicts(column) if pa.types.is_map(column.type) else column.to_pylist()
+        return self._lists[name]
 
     @cached_property
     def trace_ids(self) -> list[str]:
@@ -73,11 +80,14 @@ class View:
         return _bits(_values(self.column("sampled")))
 
     @cached_property
+    def stored_logprobs(self) -> npt.NDArray[np.float32]:
+        """[T] log-probs without a copy; what stands where there is none (see `known`) is undefined."""
+        return _numbers(_values(self.column("logprobs")), np.dtype(np.float32))
+
+    @cached_property
     def logprobs(self) -> npt.NDArray[np.float32]:
         """[T] log-probs; 0 where there is none (see `known`)."""
-        values = _values(self.column("logprobs"))
-        numbers = _numbers(values, np.dtype(np.float32))
-        return numbers if self.known is None else np.where(self.known, numbers, np.float32(0))
+        return self.stored_logprobs if self.known is None else np.where(self.known, self.stored_logprobs, np.float32(0))
 
     @cached_property
     def known(self) -> npt.NDArray[np.bool_] | None:
@@ -128,13 +138,13 @@ class View:
     @cached_property
     def node_sampled_tokens(self) -> Ints:
         """[N] sampled tokens of each node."""
-        return self._per_node(self.sampled)
-
-    def _per_node(self, flags: npt.NDArray[np.bool_]) -> Ints:
-        """[N] true flags of each node."""
-        total = np.concatenate(([0], np.cumsum(flags, dtype=np.int32)))
-        starts = np.minimum(self.node_token_starts, len(flags))
-        return np.diff(total[starts]).astype(np.int64)
+        starts, flags = self.node_token_starts, self.sampled
+        if len(flags) < starts[-1]:  # the counts of nodes are not those of the row, which a check tells
+            flags = np.pad(flags, (0, int(starts[-1]) - len(flags)))
+        filled, counts = np.flatnonzero(self.node_tokens > 0), np.zeros(len(self.node_tokens), np.int64)
+        if len(filled):
+            counts[filled] = np.add.reduceat(flags[: starts[-1]].view(np.uint8), starts[filled], dtype=np.int32)
+        return counts
 
     def node_numbers(self, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """([N] values of a numeric node column, [N] which are no null)."""

@@ -5,7 +5,11 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -75,3 +79,22 @@ def test_a_console_of_rich_would_let_it_through() -> None:
 def test_logs_hold_no_control_characters() -> None:
     record = logging.LogRecord("x", logging.ERROR, "", 0, "trace %s", (HOSTILE,), None)
     assert not RAW.search(SafeFormatter("%(message)s").format(record))
+
+
+@pytest.mark.parametrize(("command", "code"), [("schema --json >&-", 0), ("verify /nowhere <&- >&- 2>&-", 2)])
+def test_a_command_does_not_mind_a_closed_stream(command: str, code: int) -> None:
+    done = subprocess.run(f"exec rolltape {command}", shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_a_file_never_takes_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """What somebody prints would be written into it."""
+    code = (
+        "from rolltape.replay.cli import _open_closed_streams\n"
+        "_open_closed_streams()\n"
+        f"file = open({str(tmp_path / 'file')!r}, 'w')\n"
+        "print('told'); file.write('kept')"
+    )
+    environment = {**os.environ, "PYTHON": sys.executable, "CODE": code}
+    subprocess.run('exec "$PYTHON" -c "$CODE" >&-', shell=True, check=True, env=environment)
+    assert (tmp_path / "file").read_text() == "kept"

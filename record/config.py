@@ -81,7 +81,8 @@ def env_config(data: Mapping[str, Any], path: str | Path = "the config") -> Any:
         raise BadInput(f"{path} does not fit: {_problems(error)}.") from error
     except ModuleNotFoundError as error:
         raise BadInput(
-            f"{path} names something that is not installed: {error} Install it, or set PYTHONPATH."
+            f"{path} names something that is not installed: {error} Install it, put its module beside the config, "
+            "or set PYTHONPATH."
         ) from error
     except Exception as error:  # whatever a module of somebody else's raises
         raise BadInput(f"{path} names something that does not load: {_raised(error)}.") from error
@@ -154,7 +155,8 @@ def _import_dotted(data: Mapping[str, Any]) -> None:
                 sys.modules.setdefault(f"{group}.{module}", found)
         except ModuleNotFoundError as error:
             raise BadInput(
-                f"The {field} {name!r} is not installed ({error}); install its package, or set PYTHONPATH."
+                f"The {field} {name!r} is not installed ({error}); install its package, put it beside the config, "
+                "or set PYTHONPATH."
             ) from error
         except Exception as error:
             raise BadInput(f"The {field} {name!r} does not load: {_raised(error)}.") from error

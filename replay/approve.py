@@ -38,6 +38,8 @@ class Approval:
     part: Part
     state: State
     samples: int = 0
+    without_samples: int = 0
+    """Traces that gave no Sample: they failed, were tried again, or their group was left out."""
     notes: tuple[str, ...] = ()
     """What changed, in sentences."""
     comparison: Comparison | None = None
@@ -144,8 +146,16 @@ def _approve(
     if write and state != "same":
         with naming(path):
             write_expected(now, stages)
-    samples = sum(len(flatten(group)) for group in [*stages.values()][-1])
-    return Approval(part=commit.part, state=state, samples=samples, notes=tuple(notes), comparison=comparison)
+    samples = [sample for group in [*stages.values()][-1] for sample in flatten(group)]
+    without_samples = again.table.num_rows - len({sample.routing_key for sample in samples})
+    return Approval(
+        part=commit.part,
+        state=state,
+        samples=len(samples),
+        without_samples=without_samples,
+        notes=tuple(notes),
+        comparison=comparison,
+    )
 
 
 def _against_the_recording(again: Replayed, notes: list[str]) -> State:

@@ -13,6 +13,7 @@ from rolltape.replay.folders import need_runs
 from rolltape.replay.listing import runs_in_store
 from rolltape.replay.options import CONVERTER_VERSION, BranchPolicy
 from rolltape.replay.run import open_run
+from rolltape.replay.words import counted
 from rolltape.schema.errors import RunNotFound
 from rolltape.schema.storage import AnyPath, StorePath, place
 
@@ -88,6 +89,9 @@ def _show(approved: Mapping[AnyPath, Sequence[Approval]], changed: int, dry_run:
     if rows:
         names = ("run", "split", "step", "writer", "Samples", "state", "what changed")
         out.print(table("Expected Samples", names, rows, right=("step", "Samples")))
-    same = sum(map(len, approved.values())) - changed
+    parts = [a for done in approved.values() for a in done]
+    samples, without_samples, same = sum(a.samples for a in parts), sum(a.without_samples for a in parts), len(parts) - changed
     verb = "would change" if dry_run else "written"
     out.print(f"{changed} {verb}, {same} as they were; version {CONVERTER_VERSION} of the converter", highlight=False)
+    none = f"; {counted(without_samples, 'trace')} gave none (`rolltape stats` says why)" if without_samples else ""
+    out.print(f"{counted(samples, 'Sample')}{none}", highlight=False)

@@ -60,6 +60,8 @@ class Verification:
     """Files that rows were read from; several parts lie in one after a compaction."""
     samples: int = 0
     """That the rows of training convert to, before anything that hooks of the trainer did."""
+    not_compared: int = 0
+    """Parts that were converted with another branch policy than they were recorded with, so that no batch compares."""
     imported: bool = False
     """Whether the rows were imported, so that there is no batch of a live run to compare with."""
     annotations: int = 0
@@ -94,7 +96,7 @@ def verify(
     broken = {p for p, _ in run.broken}
     commits = run.all_commits
     newest = run.newest({c.part for c in commits} | broken)
-    traces = tokens = digests = samples = 0
+    traces = tokens = digests = samples = not_compared = 0
     counts: Counter[str] = Counter()
     looked: Counter[str] = Counter()
     seen: dict[Any, Part] = {}
@@ -104,7 +106,7 @@ def verify(
         findings += part.check(commit.part in newest)
         if commit.part in newest:
             traces, tokens, digests = traces + part.rows, tokens + part.tokens, digests + part.digests
-            samples += part.samples
+            samples, not_compared = samples + part.samples, not_compared + part.not_compared
             counts.update(commit.step.counts)
             looked.update(part.looked)
             findings += _twice(part, seen)
@@ -123,6 +125,7 @@ def verify(
         notes_of(run),
         files=len(files),
         samples=samples,
+        not_compared=not_compared,
         imported=bool(run.info.get("imported")),
         annotations=annotations,
     )
@@ -153,7 +156,7 @@ class _Part:
         self.run, self.commit, self.again, self.files = run, commit, again, files
         self.held = run.held(commit)
         self.path = self.held.path
-        self.rows = self.tokens = self.digests = self.samples = 0
+        self.rows = self.tokens = self.digests = self.samples = self.not_compared = 0
         self.trace_ids: list[str] = []
         self.looked: dict[str, int] = {}
         """Traces or groups that each expectation was held against."""
@@ -245,6 +248,8 @@ class _Part:
             self._look(table, tokens=True)
         if not self.again.differs(self.commit):
             yield from self._digests(table, conversion)
+        elif self.commit.step.digest_converted is not None:
+            self.not_compared = 1
 
     def _groups(self, table: pa.Table) -> Iterator[Finding]:
         """What can be checked where tokens were pruned: the groups and their rewards."""

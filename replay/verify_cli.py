@@ -229,8 +229,12 @@ def print_verification(
 def _converted(result: Any) -> str:
     """What converting the rows again gave, and what it was compared with."""
     samples = counted(result.samples, "Sample")
+    other = f"{counted(result.not_compared, 'batch', 'batches')} not compared, being of another branch policy"
     if result.digests:
-        return f"{counted(result.digests, 'batch', 'batches')} converted again and compared, {samples}"
+        compared = f"{counted(result.digests, 'batch', 'batches')} converted again and compared, {samples}"
+        return f"{compared}; {other}" if result.not_compared else compared
+    if result.not_compared:
+        return f"{samples}; {other}"
     if result.imported:
         return f"{samples}; imported, so there is no batch of a live run to compare them with"
     return f"{samples}; no batch was recorded to compare them with" if result.samples else "nothing to convert"
@@ -238,8 +242,8 @@ def _converted(result: Any) -> str:
 
 _VERDICTS = {
     "same": "as recorded",
-    "drift": "what nobody sampled comes out otherwise: another tokenizer, template or setting",
-    "rewritten": "a reply that the template writes otherwise than the model did",
+    "drift": "what nobody sampled comes out not_compared: another tokenizer, template or setting",
+    "rewritten": "a reply that the template writes not_compared than the model did",
     "noncanonical": "sampled ids that their own text is not tokenised into",
     "unknown": "holds tool schemas that are not recorded",
 }

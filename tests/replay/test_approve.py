@@ -249,6 +249,7 @@ def test_the_command_prints_what_changed_and_writes_unless_it_is_a_dry_run(
     dry = run.invoke(app, ["approve", str(root.parent), "--dry-run"])
     assert (dry.exit_code, (root / "expected").exists()) == (1, False)
     assert "3 would change, 0 as they were" in dry.output
+    assert dry.output.endswith("5 Samples\n")
     assert run.invoke(app, ["approve", str(root)]).exit_code == 0
     halve(monkeypatch)
     done = run.invoke(app, ["approve", str(root), "--step", "0", "--json"])
@@ -264,6 +265,15 @@ def test_the_command_prints_what_changed_and_writes_unless_it_is_a_dry_run(
     }
     again = run.invoke(app, ["approve", str(root), "--step", "0", "--dry-run"])
     assert (again.exit_code, "0 would change, 1 as they were" in again.output) == (0, True)
+
+
+def test_the_command_says_how_many_traces_gave_no_sample() -> None:
+    demo = Path(__file__).parents[1] / "data/runs/demo"
+    done = CliRunner().invoke(app, ["approve", str(demo), "--dry-run"])
+    assert (done.exit_code, done.output.splitlines()[-1]) == (
+        0,
+        "44 Samples; 4 traces gave none (`rolltape stats` says why)",
+    )
 
 
 def test_a_folder_without_runs_is_refused_by_the_command(tmp_path: Path) -> None:

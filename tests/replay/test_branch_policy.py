@@ -95,3 +95,6 @@ def test_verify_compares_no_digest_of_another_policy(trained: Path, rolltape: Cl
     code, out, _ = rolltape("verify", trained, "--branch-policy", "siblings", "--json")
     found = json.loads(out)
     assert (code, found["findings"], found["digests"], found["samples"]) == (0, [], 0, 5)
+    assert found["not_compared"] == 1
+    out = rolltape("verify", trained, "--branch-policy", "siblings")[1]
+    assert "5 Samples; 1 batch not compared, being of another branch policy" in " ".join(out.split())

@@ -108,6 +108,7 @@ def flipped(path: Path, rng: random.Random) -> bytes:
     return data
 
 
+@pytest.mark.timeout(3600 if LONG else 180)
 @pytest.mark.parametrize("what", ["traces/train/*", "commits/train/*", "run.json", "attempts/0.json"])
 def test_no_flipped_bit_of_what_is_committed_is_read_as_data_or_missed(
     crashed: tuple[Path, dict[str, Any]], what: str
@@ -129,6 +130,7 @@ def test_no_flipped_bit_of_what_is_committed_is_read_as_data_or_missed(
         assert any(path.name in message for message in found), f"a flipped bit in {path.name} was missed: {found}"
 
 
+@pytest.mark.timeout(3600 if LONG else 180)
 def test_no_flipped_bit_of_a_journal_is_read_as_data_or_missed(
     crashed: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,7 @@ class Ledger:
             recorder.add(record, Context(split=split, step=step, group_index=group, rollout_index=i))
 
 
+@pytest.mark.timeout(3600 if LONG else 180)
 def test_counts_are_exact_in_every_step_and_memory_stays_flat_over_a_long_run(tmp_path: Path) -> None:
     steps, restarts = (200, {60: 5, 110: 3, 150: 7}) if LONG else (45, {22: 5, 30: 3, 38: 7})
     ledger = Ledger(random.Random(7))

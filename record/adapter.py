@@ -160,6 +160,7 @@ class _Attachment:
             eval_name=name,
             first_group=self._next_group[folder],
             context={"tokenizer": self._tokenizer()},
+            environment=self.adapter.env if hasattr(self.adapter.env, "config") else None,
         )
 
     def _end(self, tape: Tape) -> dict[str, Any]:

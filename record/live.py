@@ -179,9 +179,7 @@ def _recorder(options: LiveOptions, environment: Any, versions: dict[str, str]) 
         start_step=None,
         writer=options.writer,
         store=options.store(),
-        secrets=Secrets(options.mask).knowing(
-            config, options.engine, environment=environment.config.harness.forward_env
-        ),
+        secrets=Secrets(options.mask).knowing(environment.config, options.engine),
         strict=options.strict,
         state=options.state,
     )

@@ -171,7 +171,8 @@ class Recorder:
         `start_step` is the first step this attempt records; older attempts' steps from there on are superseded, not deleted.
         None: the step behind everything that is recorded, so that nothing is superseded.
         While another writer records into the folder, this one joins its attempt. Leftovers of writers that died are settled
-        first (see `recover`). `settings` and `versions` are stored with the attempt, secrets in them masked.
+        first (see `recover`). `settings` and `versions` are stored with the attempt, secrets in them masked, and wherever else
+        they turn up (see `know`).
 
         Raises RunConflict where the folder holds a run and `resume` is not set, where the run is of another model, tokenizer
         or taskset, where a living writer has this name, or where the folder holds something else; NotRecorded where the
@@ -179,7 +180,7 @@ class Recorder:
         """
         check_name(writer, "writer")
         rows_to_table([])  # pyarrow imports pandas at its first array, for seconds; not while episodes run
-        secrets = secrets or Secrets()
+        secrets = (secrets or Secrets()).knowing(settings or {})
         paths = RunPaths(place(path, state))
         versions = {**installed_versions(), **(versions or {})}
         identity = {"model": model, "tokenizer": tokenizer, "taskset": taskset}
@@ -201,6 +202,12 @@ class Recorder:
             raise
         except OSError as error:
             raise NotRecorded(f"{paths.root} cannot be written to: {error}.") from error
+
+    def know(self, *configs: Any) -> None:
+        """Mask from now on, wherever they turn up, the secrets that `configs` hold: pydantic models, such as Verifiers'
+        EnvConfig with the variables it forwards, or JSON values."""
+        with self._lock:
+            self.secrets = self.secrets.knowing(*configs)
 
     # -- while a step runs
 

@@ -95,7 +95,7 @@ def rescore(
     _check_rows(scorer, run, commits, options, result)
     with naming(place(out)):
         target = _target(run, out, environment, options, result)
-    secrets = Secrets().knowing(environment.model_dump(mode="json"), environment=tuple(environment.harness.forward_env))
+    secrets = Secrets().knowing(environment)
     job = _Job(run, target, scorer, options, secrets, result, progress, sum(c.file.rows for c in commits))
     with naming(target.paths.root):
         for commit in commits:

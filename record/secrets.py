@@ -75,17 +75,20 @@ class Secrets:
             object.__setattr__(self, "_known", re.compile("|".join(map(re.escape, known))))
 
     def knowing(self, *configs: Any, environment: Sequence[str] = ()) -> Secrets:
-        """These rules, and the secrets that `configs` (JSON values, such as an EnvConfig) and the named variables of the
-        process's environment hold: they are masked wherever they turn up, also where no name tells, as in an error message.
+        """These rules, and the secrets that `configs` (JSON values or pydantic models, such as an EnvConfig), the variables
+        they forward and the named variables of the process's environment hold: they are masked wherever they turn up, also
+        where no name tells, as in an error message.
         """
         found: list[str] = []
         for config in configs:
-            self._mask(config, "", strict=True, found=found)
-        for name in environment:
+            self._mask(_opened(config, found), "", strict=True, found=found)
+        forwarded = (name for config in configs for name in _forwarded(config))
+        for name in (*environment, *forwarded):
             value = os.environ.get(name, "")
             if verdict(name) != "no" or is_coded(value):
                 found.append(value)
-        return replace(self, values=(*self.values, *(part for value in found for part in _forms(value))))
+        values = dict.fromkeys((*self.values, *(part for value in found for part in _forms(value))))
+        return self if len(values) == len(self.values) else replace(self, values=tuple(values))
 
     # -- configurations and JSON values
 
@@ -216,6 +219,25 @@ def _pattern(text: str) -> re.Pattern[str]:
     if pattern.search(""):
         raise BadInput(f"{text!r} matches an empty text, so it would mask everything; say what is to be masked.")
     return pattern
+
+
+def _opened(value: Any, found: list[str]) -> Any:
+    """`value` with models as mappings; what pydantic itself holds for a secret goes to `found`."""
+    if hasattr(value, "get_secret_value"):
+        secret = value.get_secret_value()
+        found.append(secret.decode(errors="replace") if isinstance(secret, bytes) else str(secret))
+        return MASK
+    if hasattr(value, "model_dump") and not isinstance(value, type):
+        value = value.model_dump()
+    if isinstance(value, Mapping):
+        return {k: _opened(v, found) for k, v in value.items()}
+    return [_opened(v, found) for v in value] if isinstance(value, (list, tuple, set, frozenset)) else value
+
+
+def _forwarded(config: Any) -> Sequence[str]:
+    """The variables that a harness is given of the process's environment: of an EnvConfig, or the harness's own."""
+    names: Sequence[str] = getattr(getattr(config, "harness", config), "forward_env", None) or ()
+    return names
 
 
 def _told(mapping: Mapping[Any, Any], key: Any) -> str:

@@ -1,7 +1,7 @@
 """Recording any Verifiers 0.2 Episode, whoever runs it.
 
     recorder = Recorder.open("runs/mine", model="Qwen/Qwen3-0.6B", taskset="reverse-text-v1")
-    tape = Tape(recorder, step=0)
+    tape = Tape(recorder, step=0, environment=environment)
     async with environment.serving():
         traces = await tape.episode(environment.episode(task, context, n=4)).run()
     await tape.end()
@@ -84,8 +84,11 @@ class Tape:
         first_group: int = 0,
         context: Mapping[str, Any] | None = None,
         turns: Turns | None = None,
+        environment: Any = None,
     ) -> None:
-        """`context`: fields of `Context` that are the same for all traces (model, tokenizer, sampling, renderer).
+        """`environment`: Verifiers' Environment that makes the episodes; secrets of its configuration are masked in traces.
+
+        `context`: fields of `Context` that are the same for all traces (model, tokenizer, sampling, renderer).
 
         `turns`: gives what the engine said of a trace's turns, by trace id.
         """
@@ -96,6 +99,10 @@ class Tape:
         self._episodes: list[_Episode] = []
         self._open: set[asyncio.Future[None]] = set()
         self._started_at = time.time()
+        self._seen: tuple[Any, Any, Any] = (None, None, None)
+        """Harness, task's configuration and client of the last episode."""
+        if environment is not None:
+            recorder.know(environment.config)
 
     # -- while episodes run
 
@@ -112,10 +119,19 @@ class Tape:
         kept = _Episode(self.next_group, len(episode.rollouts), names)
         self.next_group += 1
         self._episodes.append(kept)
+        self._learn(episode.rollouts[0])
         for number, rollout in enumerate(episode.rollouts):
             rollout.run = self._recorded(rollout, rollout.run, kept, number)
         episode.run = self._closed(episode.run, episode.rollouts, kept)
         return episode
+
+    def _learn(self, rollout: Any) -> None:
+        """Have secrets masked that an episode itself shows: of its harness, its task and its client."""
+        client, seen = rollout.ctx.client, (rollout.harness, getattr(rollout.task, "config", None), rollout.ctx.client)
+        if any(a is not b for a, b in zip(seen, self._seen, strict=True)):
+            self._seen = seen
+            keys = [{"api_key": getattr(c, "api_key", None)} for c in (client, getattr(client, "openai", None))]
+            self.recorder.know(getattr(rollout.harness, "config", None), seen[1], *keys)
 
     def _recorded(
         self, rollout: Any, run: Callable[[], Awaitable[Any]], kept: _Episode, number: int

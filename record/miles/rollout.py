@@ -27,6 +27,7 @@ from rolltape.record.miles.options import MilesOptions, eval_args
 from rolltape.record.miles.parts import Parts
 from rolltape.record.miles.room import Serving, at_exit, counters_before, recorder_for, repeated_eval, tell_memory
 from rolltape.record.miles.training import TrainStep
+from rolltape.record.recorder import Recorder
 from rolltape.record.step import Counters
 from rolltape.record.transport import RetryPolicy
 from rolltape.record.versions import check_live
@@ -94,9 +95,7 @@ class VerifiersRolloutFn(ROLLOUT_BASE):
     async def _train(self, step: int) -> Any:
         if self._counters is None or step != self._next_step:
             self._counters = await asyncio.to_thread(counters_before, self.options, step)
-        recorder = await asyncio.to_thread(
-            recorder_for, self.options, self.parts.taskset, "train", step, None, self.parts.versions
-        )
+        recorder = await self._recorder("train", step, None)
         counters, self._counters = self._counters, None
         with calm_collector() as collect:
             output = await TrainStep(self.parts, recorder, step, counters).run()
@@ -111,10 +110,15 @@ class VerifiersRolloutFn(ROLLOUT_BASE):
             raise BadInput("--eval-num-gpus (an evaluation on engines of its own) is not supported; leave it away.")
         step = input.rollout_id
         name = repeated_eval(self.options, self.options.own.get("eval_name") or self.parts.taskset, step)
+        return await EvalStep(self.parts, await self._recorder("eval", step, name), step, name).run()
+
+    async def _recorder(self, split: str, step: int, eval_name: str | None) -> Recorder:
+        parts = self.parts
         recorder = await asyncio.to_thread(
-            recorder_for, self.options, self.parts.taskset, "eval", step, name, self.parts.versions
+            recorder_for, self.options, parts.taskset, split, step, eval_name, parts.versions
         )
-        return await EvalStep(self.parts, recorder, step, name).run()
+        recorder.know(parts.environment.config)
+        return recorder
 
 
 def _tasks(environment: Any, options: MilesOptions) -> list[Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, SecretBytes, SecretStr
 
 from rolltape.record.secrets import MASK, Secrets
 from rolltape.schema.errors import BadInput
@@ -180,6 +181,26 @@ def test_secrets_of_a_configuration_are_masked_where_no_name_tells(monkeypatch: 
     text = "exit 3: got mosquito, forwarded-mosquito and pa$s-word of ann"
     assert knowing.text(text) == f"exit 3: got {MASK}, {MASK} and {MASK} of ann"
     assert "mosquito" not in repr(knowing)
+
+
+def test_what_pydantic_holds_for_a_secret_is_one_whatever_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORDS", "Zq7-xK2-9vLm")
+
+    class Inner(BaseModel):
+        phrase: SecretStr
+        code: SecretBytes
+
+    class Harness(BaseModel):
+        forward_env: list[str]
+
+    class Config(BaseModel):
+        inner: Inner
+        harness: Harness
+
+    config = Config(inner=Inner(phrase="plain words", code=b"0815-4711"), harness=Harness(forward_env=["WORDS"]))
+    knowing = secrets.knowing(config)
+    assert knowing.text("plain words, 0815-4711, Zq7-xK2-9vLm, other words") == f"{MASK}, {MASK}, {MASK}, other words"
+    assert knowing.knowing(config) is knowing
 
 
 def records() -> list[dict[str, Any]]:

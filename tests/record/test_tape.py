@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import re
 import textwrap
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -122,6 +123,19 @@ def recorder(bench: Bench) -> Iterator[Recorder]:
     recorder.close()
 
 
+KEYED = (
+    GROUPED.replace("vf.Taskset[Asked, vf.TasksetConfig]", "vf.Taskset[Asked, Keyed]")
+    .replace(
+        "class Asks(",
+        """class Keyed(vf.TasksetConfig):
+    search_key: str = ""
+
+class Asks(""",
+    )
+    .replace("return 1.0", "trace.info['heard'] = 'of the taskset: mosquito; of the harness: dragonfly'; return 1.0")
+)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -168,6 +182,27 @@ def test_the_example_of_the_readme_records_an_episode(bench: Bench, monkeypatch:
 @asynccontextmanager
 async def _nothing() -> AsyncIterator[None]:
     yield
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_secrets_of_the_configuration_are_masked_where_a_trace_tells_them(
+    bench: Bench, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Those of the taskset's configuration, which no episode shows, only of an environment that is named."""
+    monkeypatch.setitem(globals(), "GROUPED", KEYED)
+    monkeypatch.setenv("JUDGE_TOKEN", "dragonfly")
+    name = bench.grouped()
+
+    async def main() -> None:
+        config = {"taskset": {"id": name, "search_key": "mosquito"}, "harness": {"forward_env": ["JUDGE_TOKEN"]}}
+        async with bench.serving(**config) as (environment, tasks, context):
+            tape = Tape(recorder, step=0, environment=environment if named else None)
+            await tape.episode(environment.episode(tasks[0], context, n=2)).run()
+            await tape.end()
+
+    asyncio.run(main())
+    told = f"of the taskset: {'***' if named else 'mosquito'}; of the harness: ***"
+    assert {json.loads(row["info"])["heard"] for row in clean(bench.run).table(columns=["info"]).to_pylist()} == {told}
 
 
 def test_every_try_of_a_retried_rollout_is_recorded(bench: Bench, recorder: Recorder) -> None:

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rolltape.record.store import Entry
+from rolltape.record.store import CLOSED, Entry
 from rolltape.record.worker import Worker
+from rolltape.schema.errors import BadInput
 
 T = TypeVar("T")
 
@@ -62,6 +66,8 @@ class Encoder:
         self._lock = threading.RLock()
         self._open: _Batch | None = None
         """The batch that takes further traces."""
+        self._waiting = 0
+        """Traces that are put and not taken apart."""
         self._barren, self._skip = 0, 0
 
     async def put(self, make: Callable[[], Entry], seconds: float) -> Entry:
@@ -74,11 +80,16 @@ class Encoder:
         with self._lock:
             batch = self._open
             if batch is None or batch.loop is not loop:
+                self._close()  # nobody joins it any more: it need not wait
                 batch = _Batch(loop)
-                made = self._thread.submit(self._encode, batch)
+                try:
+                    made = self._thread.submit(self._encode, batch)
+                except RuntimeError as error:
+                    raise BadInput(CLOSED) from error
                 self._worker.call_when_passed_on(made, seconds, batch.settle)
                 self._open = batch
             batch.places.append(place)
+            self._waiting += 1
             if len(batch.places) == MOST:
                 self._close()
         await place.waiter
@@ -88,14 +99,30 @@ class Encoder:
         return place.entry
 
     def run(self, job: Callable[[], T]) -> Future[T]:
-        """Do a job in the thread, after the traces that were put before."""
+        """Do a job in the thread, after the traces that were put before. Raises BadInput where it was stopped."""
         self._close()
-        return self._thread.submit(job)
+        try:
+            return self._thread.submit(job)
+        except RuntimeError as error:
+            raise BadInput(CLOSED) from error
 
-    def stop(self) -> None:
-        """Take no more. What was put is still done."""
-        self._close()
-        self._thread.shutdown(wait=False)
+    def stop(self, seconds: float = 0.0) -> None:
+        """Take no more. What was put is still done; waits for that, at most `seconds`."""
+        if self._lock.acquire(timeout=WINDOW):  # by then what waits goes on by itself
+            try:
+                self._close()
+            finally:
+                self._lock.release()
+        with suppress(RuntimeError):  # it was stopped before
+            last = self._thread.submit(int)
+            self._thread.shutdown(wait=False)
+            wait_for([last], max(0.0, seconds))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing was put that has not been taken apart."""
+        with self._lock:
+            return not self._waiting
 
     def _close(self) -> None:
         """Have the batch that takes traces take no more, nor wait for them."""
@@ -114,15 +141,23 @@ class Encoder:
             if self._open is batch:
                 self._open = None
         self._learn(waited, len(batch.places) > 1)
-        entries = []
+        entries: list[Entry] = []
+        written, begun = None, time.monotonic()
         for place in batch.places:
+            if entries and time.monotonic() - begun > WINDOW:  # what is there must not wait for a trace that takes long
+                written = self._write(entries)
+                entries, begun = [], time.monotonic()
             try:
                 place.entry = place.make()
             except Exception as error:
                 place.error = error
+            except BaseException as error:  # somebody's text that ends the process: not here, and not for the others
+                place.error = RuntimeError(f"{type(error).__name__}: {error}")
             else:
                 entries.append(place.entry)
-        return self._write(entries)
+        with self._lock:
+            self._waiting -= len(batch.places)
+        return written if written is not None and not entries else self._write(entries)
 
     def _learn(self, waited: bool, found: bool) -> None:
         """Wait where others come, and after a wait that brought none only after 1, 2, 4 … further batches."""

@@ -14,6 +14,7 @@ and where memory for it runs out as lost. `strict` raises instead.
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
 import logging
 import time
@@ -24,8 +25,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from threading import RLock
-from typing import Any
+from threading import RLock, Thread
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -142,6 +143,9 @@ class Recorder:
         self._pending: list[_Pending] = []
         self._made: tuple[list[Entry], pa.Table] | None = None
         """Rows of a step that are one table, and the table."""
+        self._clean: dict[str, tuple[Any, Secrets]] = {}
+        """Settings by name in which these secrets found nothing."""
+        self._draining = False
         self._lost = 0
         self._not_durable = 0
         self._error: str | None = None
@@ -221,7 +225,7 @@ class Recorder:
     async def trace(self, trace: Any, context: Context) -> bool:
         """Record an ended try; whether the journal has it. Waits at most `ack_seconds` for that.
 
-        `trace`: a Verifiers Trace or its JSON record, as it is now; later changes to it are not seen. A trace that is
+        `trace`: a Verifiers Trace or its JSON record, which is not to change before this returns. A trace that is
         recorded again (its group scores are in) replaces the earlier row. Raises BadInput where it is no trace or its step
         has ended, and NotRecorded where `strict` is set and the journal cannot be written.
         """
@@ -239,7 +243,8 @@ class Recorder:
         key, problems = self._key(context), list[str]()
         try:
             snapshot = trace if isinstance(trace, dict) else record_of(trace, problems)
-            entry = self._put(key, snapshot, context, problems)
+            put = partial(self._put, key, snapshot, context, problems)
+            entry = put() if self._encoder.idle else self._encoder.run(put).result()
         except Exception as error:
             return self._unrecorded(trace, error)
         self._store.worker.wait(self._store.write([entry]), self.options.ack_seconds)
@@ -257,9 +262,24 @@ class Recorder:
             attempt=self.attempt,
             writer=self.writer,
             verifiers_version=context.verifiers_version or self.versions.get("verifiers"),
+            sampling=self._settings("sampling", context.sampling, problems),
+            renderer=self._settings("renderer", context.renderer, problems),
         )
         row = row_of(self._masked(snapshot, problems), placed, problems)
         return self._store.put(key, row, place_of(key))
+
+    def _settings(self, name: str, given: Mapping[str, Any] | None, problems: list[str]) -> Mapping[str, Any] | None:
+        """Settings with secrets masked. Those of one run are mostly the same, and looked through once."""
+        if given is None or self._clean.get(name) == (given, self.secrets):
+            return given
+        try:
+            masked: Mapping[str, Any] = self.secrets.mask(given)
+        except RecursionError:  # nested too deeply, or without end
+            return cast("Mapping[str, Any]", self.secrets.mask(jsontext.plain(given, name, problems)))
+        if masked is given:
+            with suppress(Exception):  # what cannot be copied is looked through each time
+                self._clean[name] = (copy.deepcopy(given), self.secrets)
+        return masked
 
     def _masked(self, record: dict[str, Any], problems: list[str]) -> dict[str, Any]:
         try:
@@ -281,7 +301,7 @@ class Recorder:
         return False
 
     def _acknowledged(self, key: StepKey, entry: Entry) -> bool:
-        if entry.place is not None:
+        if entry.place is not None or self._store.latest(key, entry).place is not None:
             return True
         if not self.options.journal:
             return False
@@ -356,7 +376,8 @@ class Recorder:
         eval_name: str | None = None,
     ) -> Committed:
         """`commit` for callers without an event loop."""
-        pending, done = self._end((split, step, eval_name), list(groups), list(outcomes), record)
+        end = partial(self._end, (split, step, eval_name), list(groups), list(outcomes), record)
+        pending, done = self._encoder.run(end).result()
         self._commits.wait(done, self.options.commit_seconds)
         return self._committed(pending, done)
 
@@ -490,13 +511,26 @@ class Recorder:
                 pending.given_up += lost
                 pending.outcomes = [o for o in pending.outcomes if o.trace_id in left]
 
+    def _drain(self, limit: float) -> None:
+        """Have what was handed over taken apart and journaled. In a thread: who was interrupted may hold a lock of it."""
+        with self._lock:
+            if self._draining:
+                return
+            self._draining = True
+        stop = Thread(target=self._encoder.stop, args=(limit - time.monotonic(),), daemon=True)
+        try:
+            stop.start()
+        except RuntimeError:  # the interpreter ends, and its own end has waited for the encoder
+            return
+        stop.join(max(0.0, limit - time.monotonic()))
+
     def close(self, seconds: float | None = None) -> RecorderStatus:
         """End the recorder, after what is queued and one more try of what failed; waits at most `seconds`.
 
         Rows of steps that did not end stay in the journal, for `recover`; those that are in memory only are lost.
         """
         limit = time.monotonic() + (self.options.commit_seconds if seconds is None else seconds)
-        self._commits.submit(self._encoder.stop)  # its lock may be held by who was interrupted
+        self._drain(limit)
         self._commits.submit(partial(self._retry, True))
         self._commits.stop(limit - time.monotonic())
         self._store.close(max(0.0, limit - time.monotonic()))

@@ -10,6 +10,7 @@ that is not committed.
 
 from __future__ import annotations
 
+import copy
 import errno
 import logging
 import time
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 StepKey = tuple[str, int, str | None]
 """(split, step, eval name)."""
 
-_CLOSED = "the recorder is closed; open the run again to go on."
+CLOSED = "the recorder is closed; open the run again to go on."
 _SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHORT = 32 << 10
 """Bytes of a row up to which it is kept beside its frame: unpacking it twice would cost 5 % of a short episode's CPU."""
@@ -120,7 +121,7 @@ class JournalStore:
         self._begun: Counter[StepKey] = Counter()
         """Tries that began since the last record or tick."""
         self._kept = 0
-        self.closed = False
+        self.closed = self._ended = False
         self._failed_at: float | None = None
         self.error: str | None = None
         """Why the journal cannot be written at the moment."""
@@ -146,9 +147,9 @@ class JournalStore:
             self._former = None
         return self._journal
 
-    def _fails(self, error: OSError) -> None:
+    def _fails(self, error: Exception) -> None:
         self._failed_at = time.monotonic()
-        self.error = f"{self._path}: {error.strerror or error}"
+        self.error = f"{self._path}: {getattr(error, 'strerror', None) or error or type(error).__name__}"
 
     # -- recording
 
@@ -159,7 +160,9 @@ class JournalStore:
         """
         frame = self._packed(head, fit(row)) if self.options.journal else None
         size, length = row.nbytes, len(frame or b"")
-        keeps = frame is None or (size <= _SHORT and not row.extra)  # extra may hold what the caller changes later
+        keeps = frame is None or (size <= _SHORT and not row.extra)
+        if frame is None and row.extra:  # it may hold what the caller changes later
+            row.extra = copy.deepcopy(row.extra)
         entry = Entry(
             frame,
             trace_id=row.values["trace_id"],
@@ -223,7 +226,7 @@ class JournalStore:
     def _open_step(self, key: StepKey) -> _Step:
         step = self._steps.get(key)
         if self.closed:
-            raise BadInput(_CLOSED)
+            raise BadInput(CLOSED)
         if key in self._over or (step is not None and step.ended):
             raise BadInput(f"step {key[1]} of {key[0]!r} has ended; its traces can no longer be recorded.")
         return self._steps.setdefault(key, _Step())
@@ -232,7 +235,7 @@ class JournalStore:
         """Take no further rows for a step, or take them again. Its trace ids; None where it had ended before."""
         with self._lock:
             if self.closed:
-                raise BadInput(_CLOSED)
+                raise BadInput(CLOSED)
             if key in self._over or (ended and key in self._steps and self._steps[key].ended):
                 return None
             step = self._steps.setdefault(key, _Step())
@@ -280,6 +283,8 @@ class JournalStore:
 
     def _write_waiting(self) -> None:
         """Write what waits, in order. Of a disk that is full, what is smaller than the first that failed may still fit."""
+        if self._ended:  # a tick may follow the end
+            return
         self.begin()
         if self._journal is None:
             return
@@ -295,11 +300,11 @@ class JournalStore:
                 continue
             try:
                 self._write(item, frame)
-            except OSError as error:
+            except Exception as error:
                 self._fails(error)
                 self._waiting.append(item)
                 most = len(frame)
-                if error.errno not in _SPACE:
+                if not isinstance(error, OSError) or error.errno not in _SPACE:
                     break
         self._waiting.extend(waiting)
         if not self._waiting:
@@ -387,6 +392,12 @@ class JournalStore:
         return row
 
     # -- ending
+
+    def latest(self, key: StepKey, entry: Entry) -> Entry:
+        """What took the place of an entry whose trace was recorded again; else the entry itself."""
+        with self._lock:
+            step = self._steps.get(key)
+            return entry if step is None else step.entries.get(entry.trace_id, entry)
 
     def memory(self, key: StepKey | None = None) -> int:
         """Bytes of rows, of one step or of all, that are in memory only."""
@@ -480,6 +491,7 @@ class JournalStore:
                     self._journal.sync()
             self._journal.close(remove=empty or self._journal.empty)
             self._journal = None
+        self._ended = True
 
 
 def place_of(key: StepKey) -> dict[str, Any]:

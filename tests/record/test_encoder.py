@@ -15,6 +15,7 @@ from rolltape.record import encoder as module
 from rolltape.record.encoder import Encoder
 from rolltape.record.store import Entry
 from rolltape.record.worker import Worker
+from rolltape.schema.errors import BadInput
 
 
 class Written:
@@ -197,6 +198,57 @@ def test_every_event_loop_is_told_of_its_own(encoder: Encoder, monkeypatch: pyte
     for thread in threads:
         thread.join(30.0)
     assert sorted(found) == [str(i) for i in range(8)]
+
+
+def test_event_loops_do_not_wait_for_each_other_s_window(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WINDOW", 2.0)
+    threads = [threading.Thread(target=lambda: asyncio.run(put(encoder, "a"))) for _ in range(6)]
+    begin = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    assert time.monotonic() - begin < 6.0
+
+
+def test_what_is_there_is_written_before_one_that_takes_long(
+    encoder: Encoder, written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WINDOW", 0.2)
+
+    def slow() -> Entry:
+        assert written.calls == []
+        time.sleep(0.3)
+        return entry("b")
+
+    def last() -> Entry:
+        assert written.calls == [["a", "b"]]
+        return entry("c")
+
+    async def three() -> list[Entry]:
+        return await asyncio.gather(put(encoder, "a"), encoder.put(slow, 10.0), encoder.put(last, 10.0))
+
+    assert [e.trace_id for e in asyncio.run(three())] == ["a", "b", "c"]
+    assert written.calls == [["a", "b"], ["c"]]
+
+
+def test_who_comes_after_the_end_is_told(encoder: Encoder) -> None:
+    encoder.stop()
+    with pytest.raises(BadInput, match="the recorder is closed"):
+        asyncio.run(put(encoder, "a"))
+    with pytest.raises(BadInput, match="the recorder is closed"):
+        encoder.run(int)
+
+
+def test_an_end_of_the_process_in_a_trace_s_own_code_is_an_error_of_that_trace(encoder: Encoder) -> None:
+    def ends() -> Entry:
+        raise SystemExit(3)
+
+    async def two() -> list[Any]:
+        return await asyncio.gather(encoder.put(ends, 10.0), put(encoder, "b"), return_exceptions=True)
+
+    error, b = asyncio.run(two())
+    assert (type(error), str(error), b.trace_id) == (RuntimeError, "SystemExit: 3", "b")
 
 
 def test_stopped_it_still_does_what_was_put(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,6 +229,12 @@ def _handed(samples: Iterable[Any], tape: Tape, *, recomputed: bool) -> dict[str
     found: dict[str, list[Any]] = {}
     for sample in _flat(samples):
         found.setdefault(sample.routing_key, []).append(sample)
+    strangers = [name for name in found if tape.rewards(name) is None]
+    if strangers:
+        logger.warning(
+            "step %d: %d traces of other steps were handed over, %s first", tape.step, len(strangers), strangers[0]
+        )
+        found = {name: several for name, several in found.items() if name not in strangers}
     return {trace: _changes(several, tape.rewards(trace) or {}, recomputed) for trace, several in found.items()}
 
 

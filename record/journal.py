@@ -63,6 +63,7 @@ class Journal:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
         self._file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         self._closer = weakref.finalize(self, os.close, self._file)
+        _living.add(self)
         try:
             self._owner = b"" if _lock(self._file) else _owner()
             self._begin()
@@ -151,6 +152,18 @@ class Journal:
         if remove and self._closer.alive and self.in_place():
             self.path.unlink(missing_ok=True)
         self._closer()
+
+
+_living: weakref.WeakSet[Journal] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """Close the journals of the process that this one was forked from: it would hold their locks beyond that one's end."""
+    for journal in list(_living):
+        journal._closer()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _owner() -> bytes:

@@ -17,6 +17,7 @@ import asyncio
 import copy
 import errno
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -133,6 +134,7 @@ class Recorder:
         self.options, self.secrets, self.strict = store, secrets, strict
         self.recovered = recovered
         """What opening the run settled."""
+        self._process = os.getpid()
         self._home = Home(paths, attempt)
         self._store = JournalStore(paths.journal(attempt, writer), store, self._home.check_journal)
         self._commits = Worker(f"rolltape-commit-{writer}", self._retry, store.retry_seconds)
@@ -251,6 +253,11 @@ class Recorder:
         return self._acknowledged(key, entry)
 
     def _key(self, context: Context) -> StepKey:
+        if os.getpid() != self._process:
+            raise BadInput(
+                f"the recorder was opened in process {self._process}, and this one was forked from it; open one here, as a "
+                "writer with a name of its own."
+            )
         if self._store.closed:
             raise BadInput("the recorder is closed; open the run again to go on.")
         return context.split, context.step, context.eval_name
@@ -262,6 +269,7 @@ class Recorder:
             attempt=self.attempt,
             writer=self.writer,
             verifiers_version=context.verifiers_version or self.versions.get("verifiers"),
+            model=context.model and self.secrets.text(context.model),
             sampling=self._settings("sampling", context.sampling, problems),
             renderer=self._settings("renderer", context.renderer, problems),
         )

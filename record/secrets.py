@@ -241,13 +241,14 @@ def _forwarded(config: Any) -> Sequence[str]:
 
 
 def _told(mapping: Mapping[Any, Any], key: Any) -> str:
-    """The name of a value in a mapping, which may stand beside it: `{name: OPENAI_API_KEY, value: …}`."""
-    return mapping["name"] if key == "value" and isinstance(mapping.get("name"), str) else str(key)
+    """The name of a value in a mapping, which may stand beside it: `{name: OPENAI_API_KEY, value: …}`, or `{key: …}`."""
+    beside = (mapping.get(name) for name in ("name", "key")) if key == "value" else ()
+    return next((name for name in beside if isinstance(name, str)), str(key))
 
 
 def _around(mapping: Mapping[Any, Any], key: Any, inside: str | None) -> str | None:
     """What kind of mapping a value lies in; the name beside a value lies in none."""
-    return None if key == "name" and "value" in mapping and inside == "env" else inside
+    return None if key in ("name", "key") and "value" in mapping and inside == "env" else inside
 
 
 def _named_values(text: str) -> str:

@@ -265,7 +265,16 @@ class Tape:
         ]
 
     def outcomes(self, emitted: Mapping[str, Any] | None = None) -> list[Outcome]:
-        """What became of every recorded try. `emitted`: what the trainer took, by trace id; None where none takes any."""
+        """What became of every recorded try. `emitted`: what the trainer took, by trace id; None where none takes any.
+
+        Raises BadInput for a trace that this step has not recorded: of another step, or by another's name.
+        """
+        strangers = [name for name in emitted or () if not any(name in kept.tries for kept in self._episodes)]
+        if strangers:
+            raise BadInput(
+                f"{len(strangers)} of {len(emitted or ())} emitted traces are none that step {self.step} recorded, the first "
+                f"{strangers[0]!r}; `emitted` takes the ids of traces that its episodes gave."
+            )
         return [self._outcome(kept, each, emitted) for kept in self._episodes for each in kept.tries.values()]
 
     def _outcome(self, kept: _Episode, each: _Try, emitted: Mapping[str, Any] | None) -> Outcome:
@@ -311,26 +320,26 @@ class Tape:
         mine = {each for each in self._open if each.get_loop() is loop}
         if mine:
             await asyncio.wait(mine, timeout=LONGEST_WAIT)
-        step = self._record(record)
+        outcomes = self.outcomes(emitted)
         return await self.recorder.commit(
             self.split,
             self.step,
             eval_name=self.eval_name,
             groups=self.groups(),
-            outcomes=self.outcomes(emitted),
-            record=step,
+            outcomes=outcomes,
+            record=self._record(record),
         )
 
     def end_now(self, emitted: Mapping[str, Any] | None = None, **record: Any) -> Committed:
         """`end` for callers without an event loop."""
-        step = self._record(record)
+        outcomes = self.outcomes(emitted)
         return self.recorder.commit_now(
             self.split,
             self.step,
             eval_name=self.eval_name,
             groups=self.groups(),
-            outcomes=self.outcomes(emitted),
-            record=step,
+            outcomes=outcomes,
+            record=self._record(record),
         )
 
 

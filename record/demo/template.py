@@ -28,8 +28,11 @@ class PlumTask(vf.Task[PlumData]):
 
     @vf.group_reward(weight=0.5)
     async def quickest(self, traces: list[vf.Trace]) -> list[float]:
-        """Compares all rollouts of a task, a score for each: 1 for the fewest turns among the correct ones, else 0."""
-        turns = [trace.num_turns if trace.rewards["correct"] == 1.0 else 1000 for trace in traces]
+        """Compares all rollouts of a task, a score for each: 1 for the fewest turns among the correct ones, else 0.
+
+        A rollout that failed is among them, and has no rewards of its own.
+        """
+        turns = [trace.num_turns if trace.rewards.get("correct") == 1.0 else 1000 for trace in traces]
         return [float(mine == min(turns) < 1000) for mine in turns]
 
 

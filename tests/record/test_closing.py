@@ -186,3 +186,35 @@ def test_secrets_in_settings_are_masked_each_time(tmp_path: Path, field: str) ->
     expected = [*given]
     expected[1] = {"temperature": 1.0, "headers": {"Authorization": "***"}}
     assert [row[field] for row in rows] == [json.dumps(each, separators=(",", ":")) for each in expected]
+
+
+def test_a_process_that_was_forked_is_told_and_holds_nobody_s_lock(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, time
+sys.path.insert(0, sys.argv[2])
+from record_build import trace
+from rolltape.record.recorder import Recorder
+from rolltape.schema import Context
+
+recorder = Recorder.open(sys.argv[1])
+recorder.started("train", 0)
+recorder.add(trace("a"), Context(group_index=0, rollout_index=0))
+if os.fork():
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    recorder.add(trace("b"), Context(group_index=0, rollout_index=1))
+except Exception as error:
+    print(type(error).__name__, error, flush=True)
+sys.stdin.read()  # lives on
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "run"), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert process.wait(60) == -9
+        assert said.startswith(
+            f"BadInput the recorder was opened in process {process.pid}, and this one was forked from it"
+        )
+        found = recover(tmp_path / "run")
+    assert (found.alive, [part["traces"] for part in found.committed]) == ([], [1])

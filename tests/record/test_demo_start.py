@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rolltape.record.demo.policy import DemoPolicy
 from rolltape.record.demo.start import Start
+from rolltape.record.demo.template import PlumTask
 from rolltape.record.engine import DemoEngine
 from rolltape.replay.run import open_run
 from rolltape.schema.errors import BadInput, RunConflict
@@ -63,3 +66,8 @@ def test_nothing_is_written_over_and_the_folder_must_make_a_name(
     monkeypatch.chdir(tmp_path / "here")
     Start(Path(".")).write()
     assert (tmp_path / "here" / "here.py").is_file()
+
+
+def test_the_template_s_group_reward_takes_rollouts_that_failed() -> None:
+    traces = [SimpleNamespace(num_turns=n, rewards=rewards) for n, rewards in ((1, {}), (3, {"correct": 1.0}))]
+    assert asyncio.run(PlumTask.quickest(None, traces)) == [0.0, 1.0]

@@ -85,6 +85,7 @@ def test_environments_and_headers_keep_only_what_is_plainly_harmless() -> None:
     }
     pairs = [["Authorization", "Basic x"], ["X-Api-Key", "mosquito"], ["Accept", "text/html"]]
     assert secrets.mask({"headers": pairs}) == {"headers": [["Authorization", MASK], ["X-Api-Key", MASK], pairs[2]]}
+    assert secrets.mask([{"key": "api_key", "value": "mosquito"}]) == [{"key": "api_key", "value": MASK}]
     assert secrets.mask({"env": [{"name": "API_KEY", "value": "mosquito"}]}) == {
         "env": [{"name": "API_KEY", "value": MASK}]
     }

@@ -318,6 +318,13 @@ def test_an_evaluation_has_its_name_and_no_samples(bench: Bench, recorder: Recor
     assert not verify(open_run(bench.run)).findings
 
 
+def test_a_trace_that_was_taken_without_being_recorded_is_refused(recorder: Recorder) -> None:
+    tape = Tape(recorder, step=4)
+    with pytest.raises(BadInput, match="1 of 1 emitted traces are none that step 4 recorded, the first 'nope'"):
+        asyncio.run(tape.end({"nope": {}}))
+    assert asyncio.run(tape.end({})).commit is not None
+
+
 def test_a_try_that_outlives_its_step_is_counted_lost_and_ends_undisturbed(
     bench: Bench, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """Recording any Verifiers 0.2 Episode, whoever runs it.
 
-    recorder = Recorder.open("runs/mine", model="Qwen/Qwen3-0.6B", taskset="reverse-text-v1")
+    recorder = Recorder.open("runs/taped", model="Qwen/Qwen3-0.6B", taskset="reverse-text-v1")
     tape = Tape(recorder, step=0, environment=environment)
     async with environment.serving():
         traces = await tape.episode(environment.episode(task, context, n=4)).run()

@@ -158,18 +158,27 @@ def fates(run: Run, split: str = "train") -> list[tuple[int, int, int, str]]:
 def test_the_example_of_the_readme_records_an_episode(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(bench.folder)
     text = README.read_text().partition("## Record episodes of your own")[2]
-    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert example is not None
+    example, context = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
     scope: dict[str, Any] = {}
-    exec("async def example(environment, task, context):\n" + textwrap.indent(example[1], "    "), scope)
+    here = {
+        "http://127.0.0.1:30000": bench.engine.url,
+        'tokenizer="Qwen/Qwen3-0.6B"': f"tokenizer={str(bench.tokenizer)!r}",
+    }
+    for named, mine in (*here.items(), ("Qwen/Qwen3-0.6B", "demo"), ("1024", "64")):
+        assert named in context
+        context = context.replace(named, mine)
+    exec("async def example(environment, task, context):\n" + textwrap.indent(example, "    "), scope)
+    exec(f"async def made():\n{textwrap.indent(context, '    ')}\n    return context", scope)
 
     async def main() -> None:
-        async with bench.serving() as (environment, tasks, context):
+        async with bench.serving() as (environment, tasks, _):
             monkeypatch.setattr(type(environment), "serving", lambda _: _nothing())
+            context = await scope["made"]()
             await scope["example"](environment, tasks[0], context)
+            await context.client.close()
 
     asyncio.run(main())
-    run = clean(bench.folder / "runs" / "mine")
+    run = clean(bench.folder / "runs" / "taped")
     assert fates(run) == [(0, n, 0, "leftover") for n in range(4)]
     (group,) = run.groups()
     assert {name: (r.count, r.sum) for name, r in group.rewards.items()} == {"there": (4, 4.0), "unfair": (4, 1.5)}

@@ -25,12 +25,12 @@ import numpy as np
 import pyarrow as pa
 
 from rolltape.replay.diff_side import IDENTITY, Side
+from rolltape.replay.means import means_by
 from rolltape.replay.rollouts import Floats, Ints, Task, Values
+from rolltape.replay.words import ROUNDING
 
 By = Literal["task", "step", "none"]
 
-_ROUNDING = 1e-12
-"""Relative size of a change that is none: sums depend on the order of rows."""
 RATES = ("emitted_rate", "lost_rate")
 """Quantities of a whole run: shares of the tries started."""
 
@@ -219,14 +219,18 @@ class Diff:
 
     def paired(self, quantity: str) -> Paired:
         """A quantity over the tasks of both sides."""
-        changes = [c for row in self.tasks.rows if (c := row.changes[quantity].change) is not None]
-        if not changes:
+        found = [c for row in self.tasks.rows if (c := row.changes[quantity]).change is not None]
+        if not found:
             return Paired(0, None, None)
+        changes = [c.change or 0.0 for c in found]
+        rounding = ROUNDING * max(abs(mean or 0.0) for c in found for mean in (c.a.mean, c.b.mean))
         n, mean = len(changes), math.fsum(changes) / len(changes)
+        mean = 0.0 if abs(mean) <= rounding else mean
         if n < 2:
             return Paired(n, mean, None)
         variance = math.fsum((c - mean) ** 2 for c in changes) / (n - 1)
-        return Paired(n, mean, math.sqrt(variance / n))
+        se = math.sqrt(variance / n)
+        return Paired(n, mean, 0.0 if se <= rounding else se)
 
     def to_dict(self, by: By = "task") -> dict[str, Any]:
         """Plain JSON values."""
@@ -273,9 +277,8 @@ def _stats(values: Values, codes: Ints, size: int) -> _Stats:
     finite, inside = np.isfinite(values.values), group >= 0
     wild = np.bincount(group[~finite & inside], minlength=size)
     group, numbers = group[finite & inside], values.values[finite & inside]
-    n = np.bincount(group, minlength=size)
+    n, mean = means_by(group, numbers, size)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        mean = np.bincount(group, numbers, minlength=size) / n
         mean[np.isinf(mean)] = np.nan  # a sum that no float holds: nothing follows from it
         variance = np.bincount(group, (numbers - mean[group]) ** 2, minlength=size) / (n - 1)
     rollouts = np.bincount(codes[codes >= 0], minlength=size)
@@ -288,7 +291,9 @@ def _changes(a: Values, b: Values, in_a: Ints, in_b: Ints, size: int) -> list[Ch
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         se = np.sqrt(x.variance / x.n + y.variance / y.n)
         change = y.mean - x.mean
-        change[np.abs(change) <= _ROUNDING * np.maximum(np.abs(x.mean), np.abs(y.mean))] = 0.0
+        rounding = ROUNDING * np.maximum(np.abs(x.mean), np.abs(y.mean))
+        change[np.abs(change) <= rounding] = 0.0
+        se[se <= rounding] = 0.0
     scored, spread = np.isfinite(change), (x.n > 1) & (y.n > 1) & np.isfinite(se)
     return [
         Change(x.at(i), y.at(i), float(change[i]) if scored[i] else None, float(se[i]) if spread[i] else None)

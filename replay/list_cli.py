@@ -24,8 +24,8 @@ def list_command(
 
     The reward is the mean of the first and of the last step, as `rolltape stats`
     has it; traces and tokens are those of the newest attempt of each step. All
-    that is read is what run.json and the commits say, and the rewards of those
-    two steps where a rollout of them failed or was not scored.
+    that is read is what run.json and the commits say; of runs of earlier
+    versions also the rewards of those two steps.
 
     A run is `complete`, `being written`, `damaged`, or it `needs recover`: its
     writer died and left a journal.

@@ -1,4 +1,4 @@
-"""The runs below a folder, each summed up from its run.json and its commits; rows are read only where a reward takes them."""
+"""The runs below a folder, each summed up from its run.json and its commits; rows are read only where those hold no scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
+from rolltape.replay.means import mean_of
 from rolltape.replay.rollouts import Rollouts, concat
 from rolltape.replay.run import Run, open_run
 from rolltape.schema.commits import Commit
@@ -240,22 +242,39 @@ def _first_mean(run: Run, steps: Iterable[Sequence[Commit]]) -> float | None:
 def mean_reward(run: Run, parts: Sequence[Commit]) -> float | None:
     """Mean reward of a step, over the rollouts that came to their end and were scored: the number that `stats` gives.
 
-    Where each rollout of the step came to its end and was scored, the sums in the group records tell it. Else the columns it
-    takes are read. None where nothing was scored. Raises Damaged where a file does not read back.
+    The scores in its commits tell it. Of earlier commits, which have none, the sums in the group records do where each rollout
+    came to its end and was scored; else the columns it takes are read. None where nothing was scored. Raises Damaged where a
+    file does not read back.
     """
+    told = [scores_of(commit, _COLUMNS) for commit in parts]
+    known = [table for table in told if table is not None]
+    if len(known) == len(told):
+        return _mean(known)
     groups = [group for commit in parts for group in commit.groups]
     if all(map(_all_ended, parts)) and all(g.rewards and all(map(_is_sum, g.rewards.values())) for g in groups):
         traces = sum(len(g.trace_ids) for g in groups)
         return exact_sum([r.sum or 0.0 for g in groups for r in g.rewards.values()]) / traces if traces else None
     if not any(g.rewards for g in groups) and groups:
         return None
-    rollouts = Rollouts(concat(table for commit in parts for table in run.part_batches(commit, _COLUMNS)))
+    return _mean(table for commit in parts for table in run.part_batches(commit, _COLUMNS))
+
+
+def _mean(tables: Iterable[pa.Table]) -> float | None:
+    rollouts = Rollouts(concat(tables, _COLUMNS))
     values = rollouts.reward.of(rollouts.sound)
     finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else None
+    return mean_of(finite) if len(finite) else None
 
 
 _COLUMNS = ("reward", "error_types", "disposition")
+
+
+def scores_of(commit: Commit, columns: Sequence[str]) -> pa.Table | None:
+    """Columns of a part's rows as its commit repeats them; None where it does not."""
+    try:
+        return pa.table({name: commit.score(name) for name in columns})
+    except (KeyError, ValueError):
+        return None
 
 
 def _all_ended(commit: Commit) -> bool:

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rolltape.replay.means import deviation_of, mean_of, means_by
 from rolltape.replay.rollouts import COLUMNS, Floats, Ints, PassRule, Rollouts, Task, Values, concat
 from rolltape.replay.run import Run
 from rolltape.replay.words import pieces
@@ -59,9 +60,10 @@ class Spread:
         missing = 0 if among is None else among - len(values)
         if not len(finite):
             return cls(0, missing=missing, not_finite=len(values))
+        mean, low, high = mean_of(finite), float(finite.min()), float(finite.max())
         with np.errstate(over="ignore", invalid="ignore"):
-            numbers = (finite.mean(), finite.std(), finite.min(), finite.max(), np.percentile(finite, 95))
-        mean, sd, low, high, p95 = map(float, numbers)
+            p95 = float(np.percentile(finite, 95))
+        sd = deviation_of(finite, mean)
         return cls(len(finite), mean, sd, low, high, p95, missing, len(values) - len(finite))
 
 
@@ -255,8 +257,8 @@ def _curve(rollouts: Rollouts) -> tuple[float | None, ...]:
     rows, values = rollouts.reward.rows, rollouts.reward.values
     sound = np.isfinite(values) & rollouts.sound[rows]
     at, values = place[rows[sound]], values[sound]
-    counts, sums = np.bincount(at, minlength=len(steps)), np.bincount(at, values, len(steps))
-    return tuple(total / n if n else None for total, n in zip(sums.tolist(), counts.tolist(), strict=True))
+    counts, means = means_by(at, values, len(steps))
+    return tuple(mean if n else None for mean, n in zip(means.tolist(), counts.tolist(), strict=True))
 
 
 # -- groups
@@ -293,7 +295,7 @@ def pass_at(k: int, n: npt.ArrayLike, passed: npt.ArrayLike) -> float | None:
     none = np.ones(len(size))
     for i in range(k):
         none *= np.maximum(size - right - i, 0) / (size - i)
-    return float(np.mean(1.0 - none))
+    return mean_of(1.0 - none)
 
 
 def _finite(values: Values, group: Ints) -> tuple[Ints, Floats]:

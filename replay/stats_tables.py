@@ -20,6 +20,7 @@ from rolltape.replay.words import (
     decimal,
     duration,
     end_of,
+    is_level,
     of_steps,
     percent,
     shortened,
@@ -102,13 +103,19 @@ def _common(stats: Stats) -> list[_Column]:
     ]
     return [
         _Column("reward", lambda s: decimal(s.reward.mean)),
-        _Column("sd", lambda s: decimal(s.reward.sd), 4),
+        _Column("sd", lambda s: decimal(_sd(s.reward)), 4),
         _Column("flat", lambda s: f"{s.flat}/{s.groups}" if s.groups else MISSING),
         *at,
         _Column("length", lambda s: count(s.length.mean)),
         _Column("p95", lambda s: count(s.length.p95), 7),
         _Column("cut", lambda s: percent(s.truncated, s.truncated_of), 1),
     ]
+
+
+def _sd(spread: Spread) -> float | None:
+    """The deviation; 0 where the values differ by no more than rounding."""
+    level = spread.low is not None and spread.high is not None and is_level(spread.low, spread.high)
+    return 0.0 if level else spread.sd
 
 
 def _range(steps: Sequence[int]) -> str:
@@ -171,7 +178,7 @@ def _curves(stats: Stats, width: int) -> Iterator[RenderableType]:
     def spread(name: str, of: Callable[[Summary], Spread], digits: int = 3) -> None:
         line = sparkline([of(s).mean for s in steps], curve)
         whole = of(total)
-        figures = (of(first).mean, of(last).mean, whole.mean, whole.sd, whole.low, whole.high)
+        figures = (of(first).mean, of(last).mean, whole.mean, _sd(whole), whole.low, whole.high)
         rows.append([name, line, *(decimal(f, digits) for f in figures), count(whole.count)])
 
     def share(name: str, of: Callable[[Summary], float | None]) -> None:

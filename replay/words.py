@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 _BARS = "▁▂▃▄▅▆▇█"
+ROUNDING = 1e-12
+"""Relative size of a difference that is none: totals are sums of parts, and hold their rounding."""
 _NUMBER = re.compile(r"\b[0-9a-f]{16,}\b|[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 """Ids and numbers: what differs between two messages that say the same."""
 MISSING = "–"
@@ -104,16 +106,23 @@ def of_steps(steps: Sequence[int]) -> str:
 def sparkline(values: Sequence[float | None], width: int = 60) -> str:
     """A curve in one line, a character a value, or the mean of several where there are more than `width`.
 
-    The lowest value has the lowest bar. A value that is missing or not finite leaves a gap.
+    The lowest value has the lowest bar; values that differ by no more than rounding are level. A value that is missing or
+    not finite leaves a gap.
     """
     points = [_mean(values[a:b]) for a, b in pieces(len(values), width)]
     known = [p for p in points if p is not None]
     if not known:
         return " " * len(points)
     low, high = min(known), max(known)
-    scale = (len(_BARS) - 1) / (high - low) if math.isfinite(high - low) and high > low else 0.0
+    level = not math.isfinite(high - low) or is_level(low, high)
+    scale = 0.0 if level else (len(_BARS) - 1) / (high - low)
     middle = 0 if scale else len(_BARS) // 2 - 1
     return "".join(" " if p is None else _BARS[middle + round((p - low) * scale)] for p in points)
+
+
+def is_level(low: float, high: float) -> bool:
+    """Whether two finite values differ by no more than rounding."""
+    return abs(high - low) <= ROUNDING * max(abs(low), abs(high))
 
 
 def pieces(n: int, most: int) -> list[tuple[int, int]]:

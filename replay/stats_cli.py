@@ -63,6 +63,11 @@ def stats_command(
     they carry no signal. Means leave out what was not scored and what is no
     number, and say how many; nothing is taken for 0.
 
+    Rewards, lengths, groups and `cut` are of rollouts, the last tries that came
+    to their end. Of all tries are sampled tokens, tok/s, errors, lag and what
+    became of them: in --json `tries`, `sampled`, `tokens_per_second`, `errors`,
+    `versions`, `lag`, `coverage` and `dropped`.
+
         rolltape stats demo-run
         rolltape stats demo-run --by task --pass 'correct>=1'
         rolltape stats runs/first --watch

@@ -63,7 +63,8 @@ def render(stats: Stats, *, width: int, rows: int, by_task: bool = False) -> Ren
 def heading(stats: Stats) -> str:
     """What was counted, in a line."""
     total = stats.total
-    counts = f"{counted(total.rollouts, 'rollout')}, {counted(total.sampled, 'sampled token')}"
+    tries = f"{counted(total.tries, 'try', 'tries')} with {counted(total.sampled, 'sampled token')}"
+    counts = f"{counted(total.rollouts, 'rollout')}, {tries}"
     took = f" in {duration(total.seconds)}" if total.seconds is not None else ""
     return f"{stats.split}, {of_steps(total.steps)}: {counts}{took}"
 

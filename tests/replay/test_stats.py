@@ -288,12 +288,15 @@ def test_what_an_error_left_behind_is_no_reward(tmp_path: Path) -> None:
     assert found.rollouts.errors == {("ToolError", "no"): 1}
 
 
-def test_a_try_that_was_run_again_counts_as_an_error_and_not_as_a_rollout(tmp_path: Path) -> None:
+def test_a_try_that_was_run_again_counts_as_an_error_and_not_as_a_rollout(tmp_path: Path, rolltape: Cli) -> None:
     put_run(tmp_path)
     tries = [turn(id="a0", reward=0.0, errors=["ToolError: no"]), turn(id="a1", reward=1.0)]
     put_rollouts(tmp_path, 0, [tries], fates=[Outcome(trace_id="a0", disposition="retried", reason="ToolError: no")])
     found = stats(open_run(tmp_path)).total
     assert (found.tries, found.rollouts, found.errors, found.reward.mean) == (2, 1, 1, 1.0)
+    assert rolltape("stats", tmp_path)[1].startswith(
+        f"{tmp_path}  train, step 0: 1 rollout, 2 tries with 6 sampled tokens\n"
+    )
     assert found.coverage == {"started": 2, "emitted": 1, "retried": 1, "lost": 0}
     assert found.dropped == {"retried": 1}
 

@@ -13,7 +13,13 @@ from rolltape.replay.fitting import left_out, no_room
 from rolltape.replay.listing import Listed, Listing, list_runs
 from rolltape.replay.words import MISSING, count, decimal, end_of, moment, size
 
-_STYLES = {"complete": "green", "being written": "cyan", "needs recover": "yellow"}
+_STYLES = {
+    "complete": "green",
+    "settled": "green",
+    "being written": "cyan",
+    "unfinished": "yellow",
+    "needs recover": "yellow",
+}
 
 
 def list_command(
@@ -27,8 +33,12 @@ def list_command(
     that is read is what run.json and the commits say; of runs of earlier
     versions also the rewards of those two steps.
 
-    A run is `complete`, `being written`, `damaged`, or it `needs recover`: its
-    writer died and left a journal.
+    A run is `complete` where it has all steps that it was started for, and
+    `unfinished` where it has fewer (`8 of 40`). Of one that says no number, as
+    an import, it is known only that everything recorded is committed: it is
+    `settled`. `none ended`: every try failed, was cancelled or got lost. It is
+    `being written` as long as a writer is at work, and `needs recover` where
+    one died and left a journal. `damaged`: bytes are wrong or gone.
 
         rolltape list runs
 
@@ -59,7 +69,8 @@ def _table(runs: Sequence[Listed]) -> None:
     """One line a run. A model or taskset that all of them have is said once; a narrow terminal has no room for either."""
     common = {name: value for name in _LONG if (value := _common(runs, name)) is not None}
     narrow = [n for n in _LONG if n not in common] if out.width < _WIDE else []
-    hidden = {*common, *narrow, *(() if any(r.evaluations for r in runs) else ("evals",))}
+    evaluated = any(r.evaluations or r.evaluations_asked for r in runs)
+    hidden = {*common, *narrow, *(() if evaluated else ("evals",))}
     columns = {name: [cell(run) for run in runs] for name, cell in _COLUMNS.items() if name not in hidden}
     gone = [*narrow, *left_out(columns, out.width, _SPARE, {"run": 16, **dict.fromkeys(_LONG, 8)})]
     if common:
@@ -76,6 +87,10 @@ def _common(runs: Sequence[Listed], name: str) -> str | None:
     return str(values.pop()) if len(values) == 1 and None not in values else None
 
 
+def _of(have: int, asked: int | None) -> str:
+    return count(have) if asked is None or have >= asked else f"{count(have)} of {count(asked)}"
+
+
 def _reward(run: Listed) -> str:
     first, last = (decimal(r, 2) for r in run.ends)
     return f"{first}→{last}" if run.steps > 1 and first != MISSING else first
@@ -84,8 +99,8 @@ def _reward(run: Listed) -> str:
 _COLUMNS: dict[str, Callable[[Listed], object]] = {
     "began": lambda run: moment(run.started_at),
     "state": lambda run: Text(run.state, _STYLES.get(run.state, "red")),
-    "steps": lambda run: count(run.steps),
-    "evals": lambda run: count(run.evaluations),
+    "steps": lambda run: _of(run.steps, run.steps_asked),
+    "evals": lambda run: _of(run.evaluations, run.evaluations_asked),
     "traces": lambda run: count(run.traces),
     "tokens": lambda run: count(run.tokens),
     "size": lambda run: size(run.bytes),

@@ -14,16 +14,28 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from rolltape.replay.listing_steps import asked_steps, none_ended, scores_of
 from rolltape.replay.means import mean_of
 from rolltape.replay.rollouts import Rollouts, concat
 from rolltape.replay.run import Run, open_run
+from rolltape.replay.words import counted
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import RolltapeError, RunNotFound, Unreachable, UnsupportedVersion
 from rolltape.schema.records import RewardSum, exact_sum
 from rolltape.schema.storage import AnyPath, StorePath, each, place, sizes
 
-State = Literal["complete", "being written", "needs recover", "damaged", "newer version"]
-"""Everything that ended is committed; a writer is at work; one died and left a journal; bytes are wrong or gone."""
+State = Literal[
+    "complete",
+    "unfinished",
+    "settled",
+    "none ended",
+    "being written",
+    "needs recover",
+    "damaged",
+    "newer version",
+]
+"""All steps that were asked for are committed, or fewer; everything is that was recorded, and how much was asked for is not
+known; no rollout came to its end; a writer is at work; one died and left a journal; bytes are wrong or gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +44,10 @@ class Listed:
 
     path: AnyPath
     name: str
-    """The path below the folder that was searched."""
+    """The path below the folder that was searched; of that folder itself its name."""
     state: State
     why: str | None = None
-    """What is damaged or left."""
+    """What is damaged or left, or that nothing ended well."""
     run: str | None = None
     model: str | None = None
     taskset: str | None = None
@@ -43,7 +55,10 @@ class Listed:
     committed_at: float | None = None
     """Time of the last commit."""
     steps: int = 0
+    steps_asked: int | None = None
+    """Steps that there are once all is recorded that the newest attempt was started for; None where none says it."""
     evaluations: int = 0
+    evaluations_asked: int | None = None
     traces: int = 0
     tokens: int | None = 0
     """None where a commit does not say."""
@@ -86,8 +101,8 @@ def list_runs(folder: str | AnyPath = ".", told: Callable[[int], None] | None = 
 def _below(root: AnyPath, path: AnyPath) -> str:
     """The name of a run that was found below `root`."""
     if isinstance(path, Path) and isinstance(root, Path):
-        return str(path.relative_to(root))
-    return str(path).removeprefix(str(root)).strip("/") or "."
+        return str(path.relative_to(root)) if path != root else path.resolve().name or "/"
+    return str(path).removeprefix(str(root)).strip("/") or str(root).rstrip("/").rpartition("/")[2]
 
 
 def runs_in_store(root: StorePath) -> Iterator[StorePath]:
@@ -139,7 +154,15 @@ def look_at(path: AnyPath, name: str) -> Listed:
         return Listed(path=path, name=name, state="damaged", why=str(error))
     parts = run.newest({c.part for c in commits} | {p for p, _ in run.broken})
     newest = [c for c in commits if c.part in parts]
+    steps, evaluations = ({(p.split, p.step) for p in parts if (p.split == "train") == t} for t in (True, False))
+    asked, asked_evaluations = (asked_steps(run, parts, training=training) for training in (True, False))
     state, why = _state(run)
+    if state == "settled" and (asked, asked_evaluations) != (None, None):
+        whole = len(steps) >= (asked or 0) and len(evaluations) >= (asked_evaluations or 0)
+        state = "complete" if whole else "unfinished"
+    if why is None and (tries := none_ended(newest)):
+        why = f"none of {counted(tries, 'try', 'tries')} ended well; `rolltape stats {run.paths.root}` says why."
+        state = state if state == "being written" else "none ended"
     info = run.info
     return Listed(
         path=path,
@@ -151,8 +174,10 @@ def look_at(path: AnyPath, name: str) -> Listed:
         taskset=_text(info.get("taskset")),
         started_at=_seconds(info.get("created_at")),
         committed_at=max((c.written_at for c in commits if c.written_at is not None), default=None),
-        steps=len({p.step for p in parts if p.split == "train"}),
-        evaluations=len({(p.split, p.step) for p in parts if p.split != "train"}),
+        steps=len(steps),
+        steps_asked=asked,
+        evaluations=len(evaluations),
+        evaluations_asked=asked_evaluations,
         traces=sum(c.file.rows for c in newest),
         tokens=_tokens(newest),
         bytes=sum({held.path: held.file.bytes for held in map(run.held, commits)}.values()),
@@ -188,7 +213,7 @@ def _state(run: Run) -> tuple[State, str | None]:
             "needs recover",
             f"{left[0]} holds what is not committed; `rolltape recover {run.paths.root}` commits it.",
         )
-    return "complete", None
+    return "settled", None
 
 
 def _missing(run: Run) -> Iterator[str]:
@@ -267,14 +292,6 @@ def _mean(tables: Iterable[pa.Table]) -> float | None:
 
 
 _COLUMNS = ("reward", "error_types", "disposition")
-
-
-def scores_of(commit: Commit, columns: Sequence[str]) -> pa.Table | None:
-    """Columns of a part's rows as its commit repeats them; None where it does not."""
-    try:
-        return pa.table({name: commit.score(name) for name in columns})
-    except (KeyError, ValueError):
-        return None
 
 
 def _all_ended(commit: Commit) -> bool:

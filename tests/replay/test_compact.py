@@ -96,7 +96,7 @@ def test_nothing_that_can_be_read_changes(root: Path) -> None:
     old = before.sql(everything, all_attempts=True).fetchall()
     assert after.sql(everything, all_attempts=True).fetchall() == old
     assert after.sql("select trace_id from traces where step = 1 order by 1").fetchall() == [("0-1-0",), ("0-1-1",)]
-    assert (look_at(root, "x").state, look_at(root, "x").traces) == ("complete", 16)
+    assert (look_at(root, "x").state, look_at(root, "x").traces) == ("settled", 16)
 
 
 def test_a_compacted_run_verifies_and_its_digests_hold(root: Path) -> None:

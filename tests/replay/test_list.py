@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from replay_build import TRACES, put_attempt, put_run, put_step, reply, said, tr
 
 from rolltape.replay.importer import import_files
 from rolltape.replay.listing import list_runs
+from rolltape.schema.commits import Commit
 from rolltape.schema.errors import RunNotFound
 from rolltape.schema.paths import Part, RunPaths
 
@@ -37,7 +39,7 @@ def test_a_run_is_summed_up_from_its_commits_and_no_row_is_read(
     put_step(root, 1, [turn(id="e0")], split="eval")
     monkeypatch.setattr(pq, "ParquetFile", lambda *_, **__: pytest.fail("a Parquet file was opened"))
     [run] = list_runs(tmp_path).runs
-    assert (run.name, run.state, run.why) == ("runs/first", "complete", None)
+    assert (run.name, run.state, run.why) == ("runs/first", "settled", None)
     assert (run.model, run.taskset, run.run) == ("Qwen/Qwen3-0.6B", "reverse-text-v1", "r1")
     assert (run.steps, run.evaluations, run.traces) == (2, 1, 5)
     assert run.ends == ((1.0 + 0.5 + 0.25) / 2, 1.5)
@@ -52,7 +54,7 @@ def test_only_the_newest_attempt_counts_but_all_of_it_takes_space(tmp_path: Path
     put_attempt(tmp_path, 1, start_step=1)
     put_step(tmp_path, 1, [turn(id="new", reward=1.0)], attempt=1)
     [run] = list_runs(tmp_path).runs
-    assert (run.name, run.steps, run.traces, run.ends) == (".", 2, 2, (0.0, 1.0))
+    assert (run.name, run.steps, run.traces, run.ends) == (tmp_path.name, 2, 2, (0.0, 1.0))
     assert run.bytes == sum(p.stat().st_size for p in tmp_path.rglob("*.parquet"))
 
 
@@ -88,8 +90,10 @@ def test_the_newest_run_comes_first_and_each_folder_once(tmp_path: Path) -> None
 def test_names_are_those_below_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_run(tmp_path / "runs" / "first")
     monkeypatch.chdir(tmp_path)
-    for folder, name in ((".", "runs/first"), ("runs", "first"), ("runs/", "first"), ("runs/first", ".")):
+    for folder, name in ((".", "runs/first"), ("runs", "first"), ("runs/", "first"), ("runs/first", "first")):
         assert [r.name for r in list_runs(folder).runs] == [name]
+    monkeypatch.chdir(tmp_path / "runs" / "first")
+    assert [r.name for r in list_runs(".").runs] == ["first"]
 
 
 # -- states
@@ -107,7 +111,76 @@ def test_a_journal_that_somebody_holds_is_being_written_and_one_that_nobody_hold
     assert run.why is not None
     assert f"rolltape recover {tmp_path}" in run.why
     journal.write_bytes(b"")
-    assert list_runs(tmp_path).runs[0].state == "complete"
+    assert list_runs(tmp_path).runs[0].state == "settled"
+
+
+Settings = dict[str, Any]
+
+
+def started(root: Path, number: int, settings: Settings, start_step: int = 0) -> None:
+    """An attempt with the settings of whoever recorded."""
+    body = {"attempt": number, "start_step": start_step, "settings": settings, "versions": {}, "started_at": 1.0}
+    RunPaths(root).attempt(number).write_text(json.dumps(body))
+
+
+def put_steps(root: Path, steps: range, attempt: int = 0, split: str = "train") -> None:
+    for step in steps:
+        put_step(root, step, [turn(id=f"{split}{attempt}-{step}")], attempt=attempt, split=split, first=100 * step)
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "state"),
+    [
+        ({"steps": 3, "eval": False}, 3, "unfinished"),
+        ({"steps": 2, "eval": False}, 2, "complete"),
+        ({"num_rollout": 5}, 5, "unfinished"),
+        ({"miles": {"num_rollout": 2}, "rolltape": {}}, 2, "complete"),
+        ({"miles": {"num_rollout": None}, "steps": True}, None, "settled"),
+        ({"imported": []}, None, "settled"),
+    ],
+)
+def test_a_run_is_complete_where_it_has_the_steps_that_were_asked_for(
+    tmp_path: Path, settings: Settings, asked: int | None, state: str
+) -> None:
+    started(put_run(tmp_path), 0, settings)
+    put_steps(tmp_path, range(2))
+    [run] = list_runs(tmp_path).runs
+    assert (run.steps, run.steps_asked, run.state) == (2, asked, state)
+
+
+def test_steps_that_a_run_was_continued_for_count_from_where_it_went_on(tmp_path: Path, rolltape: Run) -> None:
+    started(put_run(tmp_path / "live"), 0, {"steps": 40})
+    put_steps(tmp_path / "live", range(8))
+    assert "8 of 40" in rolltape("list", tmp_path)[1]
+    started(tmp_path / "live", 1, {"steps": 3}, start_step=8)
+    put_steps(tmp_path / "live", range(8, 9), attempt=1)
+    started(tmp_path / "live", 2, {"steps": 2, "eval": True}, start_step=9)
+    put_steps(tmp_path / "live", range(1), attempt=2, split="eval-x")
+    [run] = list_runs(tmp_path).runs
+    assert (run.steps, run.steps_asked, run.evaluations, run.evaluations_asked) == (9, 11, 1, 2)
+    assert run.state == "unfinished"
+    started(put_run(tmp_path / "miles"), 0, {"miles": {"num_rollout": 6}})
+    put_steps(tmp_path / "miles", range(4))
+    started(tmp_path / "miles", 1, {"miles": {"num_rollout": 6}}, start_step=2)  # a checkpoint of step 1
+    put_steps(tmp_path / "miles", range(2, 3), attempt=1)
+    [run] = [r for r in list_runs(tmp_path).runs if r.name == "miles"]
+    assert (run.steps, run.steps_asked, run.state) == (3, 6, "unfinished")
+
+
+@pytest.mark.parametrize("scores", [True, False])
+def test_a_run_in_which_nothing_ended_well_is_seen(tmp_path: Path, rolltape: Run, scores: bool) -> None:
+    started(put_run(tmp_path / "bad"), 0, {"steps": 1})
+    failed = [turn(id=f"t{i}", reward=None, errors=["ToolError: no"]) for i in range(2)]
+    put_step(tmp_path / "bad", 0, failed, fates={"t0": "cancelled", "t1": "error"})
+    if not scores:  # as earlier versions wrote commits
+        [path] = (tmp_path / "bad" / "commits").rglob("*.json")
+        commit = Commit.read(path)
+        path.write_bytes(replace(commit, file=replace(commit.file, scores=None)).to_bytes())
+    _, out, _ = rolltape("list", tmp_path)
+    assert "none ended" in out.splitlines()[2]
+    assert f"bad: none of 2 tries ended well; `rolltape stats {tmp_path / 'bad'}` says why." in out
+    put_step(tmp_path / "bad", 1, [turn(id="good")], first=9)
+    assert [r.state for r in list_runs(tmp_path).runs] == ["complete"]
 
 
 def test_looking_at_a_journal_does_not_let_go_of_its_writers_lock(tmp_path: Path) -> None:
@@ -142,7 +215,7 @@ def test_a_damaged_run_is_listed_with_what_is_damaged(tmp_path: Path, rolltape: 
     put_run(tmp_path / "good")
     named = damage(tmp_path / "bad", how)
     states = {r.name: r.state for r in list_runs(tmp_path).runs}
-    assert states == {"bad": "damaged", "good": "complete"}
+    assert states == {"bad": "damaged", "good": "settled"}
     code, out, _ = rolltape("list", tmp_path)
     assert code == 0
     assert f"bad: {named}" in out
@@ -179,7 +252,7 @@ def test_the_table_fits_a_hundred_columns(tmp_path: Path, rolltape: Run, monkeyp
         "taskset",
         "run",
     ]
-    assert all(word in lines[2] for word in ("complete", "1.00", " kB", "first", "…"))
+    assert all(word in lines[2] for word in ("settled", "1.00", " kB", "first", "…"))
     monkeypatch.setattr("rolltape.replay.console.out._width", 80)
     _, out, _ = rolltape("list", tmp_path)
     assert max(map(len, out.splitlines()[:-1])) <= 80

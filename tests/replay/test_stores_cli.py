@@ -54,7 +54,7 @@ def test_runs_are_listed_as_deep_in_a_store_as_in_a_folder(store: str, tmp_path:
     assert names == ["a", "x/b", "x/y/z/w/c"]
     assert sorted(r.name for r in list_runs(store).runs) == names
     assert [r.name for r in list_runs(f"{store}/x/y").runs] == ["z/w/c"]
-    assert [r.name for r in list_runs(f"{store}/a").runs] == ["."]
+    assert [r.name for r in list_runs(f"{store}/a").runs] == ["a"]
 
 
 def test_what_lies_below_a_run_is_not_looked_through(

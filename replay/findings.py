@@ -52,4 +52,7 @@ class Finding:
             if value is not None
         ]
         where = ", ".join(place) or self.file or "run"
-        return f"{where}: {self.message}" if short else f"{self.severity} {self.code} ({where}): {self.message}"
+        message = (
+            self.message.removeprefix(f"{where}:").removeprefix(where).lstrip() if self.file == where else self.message
+        )
+        return f"{where}: {message}" if short else f"{self.severity} {self.code} ({where}): {message}"

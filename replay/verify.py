@@ -18,8 +18,9 @@ from rolltape.replay.checks import check
 from rolltape.replay.contents import Held
 from rolltape.replay.convert import Conversion, convert, flatten
 from rolltape.replay.digest import digest
-from rolltape.replay.findings import Finding
+from rolltape.replay.findings import Finding, Severity
 from rolltape.replay.groups import check_groups, members
+from rolltape.replay.listing import is_locked
 from rolltape.replay.options import BranchPolicy, ConvertOptions, Expectations
 from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.pruned import notes_of
@@ -71,9 +72,14 @@ class Verification:
         """Findings that are no warnings."""
         return [f for f in self.findings if f.severity == "error"]
 
+    @property
+    def clean(self) -> bool:
+        """Whether something was checked, and nothing found."""
+        return bool(self.parts) and not self.errors
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {**self.__dict__, "findings": [f.to_dict() for f in self.findings], "clean": not self.errors}
+        return {**self.__dict__, "findings": [f.to_dict() for f in self.findings], "clean": self.clean}
 
 
 def verify(
@@ -114,7 +120,7 @@ def verify(
             progress(i + 1, len(commits))
     annotations, wrong = check_annotations(run)
     findings += _unmet(expect or Expectations(), looked)
-    findings += _missing_steps(newest) + _orphans(run) + _journals(run) + wrong
+    findings += _missing_steps(newest) + _orphans(run) + _journals(run, bool(commits or broken)) + wrong
     return Verification(
         findings,
         len(commits),
@@ -374,18 +380,26 @@ def _missing_steps(newest: set[Part]) -> list[Finding]:
     ]
 
 
-def _journals(run: Run) -> list[Finding]:
-    """Journals that hold what is not committed: of writers at work, or of writers that died."""
-    return [
-        Finding(
-            code="journal",
-            severity="warning",
-            message=f"{path} holds what is not committed; unless its writer is at work, `rolltape recover` settles it",
-            file=str(path),
-        )
-        for path in sorted(run.paths.journals.glob("*.journal"))
-        if path.stat().st_size
-    ]
+def _journals(run: Run, committed: bool) -> list[Finding]:
+    """Journals that hold what is not committed: of writers at work, or of writers that died.
+
+    Where nothing is `committed`, one that nobody writes is an error: there is nothing in the run but what it holds.
+    """
+    findings = []
+    for path in (p for p in sorted(run.paths.journals.glob("*.journal")) if p.stat().st_size):
+        settles = f"`rolltape recover {run.paths.root}` settles it"
+        severity: Severity = "warning"
+        if is_locked(path):
+            message = "holds what is not committed yet; its writer is at work"
+        elif committed:
+            message = f"holds what is not committed; unless its writer is at work, {settles}"
+        else:
+            severity, message = (
+                "error",
+                f"holds all that was recorded, no step is committed, and nobody writes; {settles}",
+            )
+        findings.append(Finding(code="journal", severity=severity, message=f"{path} {message}", file=str(path)))
+    return findings
 
 
 def _orphans(run: Run) -> list[Finding]:

@@ -86,8 +86,9 @@ def verify_command(
 ) -> None:
     r"""Check a run: bytes, counts, rows, groups, and whether it still converts to the Samples of the live run.
 
-    Exit code: 0 clean (warnings are shown), 1 findings, 2 not readable, bad usage, or --retokenize or --logprobs had nothing
-    to compare.
+    Exit code: 0 clean (warnings are shown) or nothing committed yet, 1 findings, 2 not readable, bad usage, or --retokenize
+    or --logprobs had nothing to compare. A journal that a dead writer left in a run without a committed step is a finding:
+    `rolltape recover` settles it.
 
     An expectations file, for a taskset whose `fastest` takes 0.5 once a group:
 
@@ -117,7 +118,7 @@ def verify_command(
     result = replace(result, findings=[*result.findings, *(f for found in more.values() for f in found.findings)])
     if as_json:
         said = {name: found.to_dict() for name, found in more.items()}
-        clean = not result.errors and all(found.compared for found in more.values())
+        clean = result.clean and all(found.compared for found in more.values())
         print_json({"path": run, "run": opened.run_id, **result.to_dict(), "clean": clean, **said})
     else:
         print_verification(run, result, more, everything=everything)
@@ -220,10 +221,12 @@ def print_verification(
         {"retokenize": _print_retokenized, "logprobs": _print_recomputed}[name](found.to_dict())
     warnings = len(result.findings) - len(result.errors)
     verdict = [counted(len(result.errors), "finding")] if result.errors else []
-    verdict += ["clean"] if not verdict and len(checked) == len(more or {}) else []
+    verdict += ["clean"] if result.clean and len(checked) == len(more or {}) else []
     verdict += [counted(warnings, "warning")] if warnings else []
+    if not result.parts and not any(f.code == "commit" for f in result.findings):
+        verdict.insert(0, "nothing was checked: no step is committed")
     if verdict:
-        out.print(", ".join(verdict), style="red" if result.errors else "green")
+        _say(", ".join(verdict), style="red" if result.errors else "green" if result.parts else "yellow")
 
 
 def _converted(result: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -494,3 +495,39 @@ def test_a_verification_is_plain_values(run: Path) -> None:
     assert data["findings"][0]["code"] == "file"
     assert "trace_id" not in data["findings"][0]
     assert isinstance(pa.array([data["traces"]]), pa.Array)
+
+
+# -- nothing committed
+
+
+def journaled(root: Path) -> Path:
+    """A run all of whose steps are in a journal."""
+    journal = RunPaths(put_run(root)).journal(0, "main")
+    journal.parent.mkdir()
+    journal.write_bytes(b"x")
+    return journal
+
+
+def test_a_run_without_a_committed_step_is_not_clean_and_what_settles_it_is_named(
+    tmp_path: Path, rolltape: Callable[..., tuple[int, str, str]]
+) -> None:
+    journal = journaled(tmp_path)
+    code, out, _ = rolltape("verify", tmp_path)
+    assert (code, out.splitlines()[-1]) == (1, "nothing was checked: no step is committed, 1 finding")
+    assert f"`rolltape recover {tmp_path}` settles it" in out
+    assert out.count(str(journal)) == 1
+    assert json.loads(rolltape("verify", tmp_path, "--json")[1])["clean"] is False
+    with journal.open("rb+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        code, out, _ = rolltape("verify", tmp_path)
+    assert (code, out.splitlines()[-1]) == (0, "nothing was checked: no step is committed, 1 warning")
+    put_step(tmp_path, 0, [turn()])
+    code, out, _ = rolltape("verify", tmp_path)
+    assert (code, out.splitlines()[-1]) == (0, "clean, 1 warning")
+
+
+def test_a_run_in_which_nothing_was_recorded_is_not_called_clean(
+    tmp_path: Path, rolltape: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, _ = rolltape("verify", put_run(tmp_path))
+    assert (code, out.splitlines()[-1]) == (0, "nothing was checked: no step is committed")

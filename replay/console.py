@@ -43,11 +43,27 @@ def _escape(found: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+@contextmanager
+def _naming(stream: str) -> Iterator[None]:
+    """Let an error of writing, of a full disk perhaps, name the stream that could not be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = stream
+        raise
+
+
 class SafeConsole(Console):
     """A rich Console through which no control character of a text gets: see `printable`. Emoji codes stay as they are."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"emoji": False, **options})
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does; an error of writing names the stream."""
+        with _naming("standard error" if self.stderr else "standard output"):
+            super().print(*objects, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """A string as rich text, measured as it will be printed."""
@@ -87,7 +103,9 @@ def say_error(error: Exception) -> None:
 
 def print_json(value: Any) -> None:
     """Print `value` as JSON that every reader takes: NaN and infinities become text."""
-    sys.stdout.write(json_text(value) + "\n")
+    with _naming("standard output"):
+        sys.stdout.write(json_text(value) + "\n")
+        sys.stdout.flush()
 
 
 def json_text(value: Any, indent: int | None = 2) -> str:

@@ -98,3 +98,12 @@ def test_a_file_never_takes_the_number_of_a_closed_stream(tmp_path: Path) -> Non
     environment = {**os.environ, "PYTHON": sys.executable, "CODE": code}
     subprocess.run('exec "$PYTHON" -c "$CODE" >&-', shell=True, check=True, env=environment)
     assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_full_standard_output_is_named(words: list[str], demo_run: Path) -> None:
+    with open("/dev/full", "w") as full:
+        program = [sys.executable, "-m", "rolltape.replay.cli", "list", str(demo_run), *words]
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "Error: standard output: No space left on device\n")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.segment import Segment, Segments
 from rich.text import Text
 
 from rolltape.replay.chosen import chosen_splits
@@ -20,7 +21,7 @@ from rolltape.replay.rollouts import PassRule
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.stats import Stats, stats
 from rolltape.replay.stats_tables import heading, render
-from rolltape.replay.words import duration, size
+from rolltape.replay.words import counted, duration, shortened, size
 from rolltape.schema.errors import BadInput
 from rolltape.schema.storage import AnyPath, listed
 
@@ -127,16 +128,27 @@ def _watch(asked: _Asked) -> None:
     try:
         if out.is_terminal:
             with Live(console=out, auto_refresh=False) as live:
-                for shown in _frames(asked):
-                    live.update(shown, refresh=True)
+                for shown, status in _frames(asked):
+                    live.update(_screen(shown, status), refresh=True)
         else:
-            for shown in _frames(asked):
-                out.print(shown)
+            for shown, status in _frames(asked):
+                out.print(Group(shown, status))
     except KeyboardInterrupt:
         return
 
 
-def _frames(asked: _Asked) -> Iterator[RenderableType]:
+def _screen(shown: RenderableType, status: Text) -> RenderableType:
+    """As much of a frame as the terminal has lines for, and how much is left out. The status is always there."""
+    lines = out.render_lines(shown, pad=False)
+    room = out.height - len(out.render_lines(status))
+    if len(lines) <= room:
+        return Group(shown, status)
+    kept = [segment for line in lines[: room - 1] for segment in (*line, Segment.line())]
+    left = f"… {counted(len(lines) - room + 1, 'line')} left out: in a taller terminal, or without --watch"
+    return Group(Segments(kept), Text(shortened(left, out.width), style="dim"), status)
+
+
+def _frames(asked: _Asked) -> Iterator[tuple[RenderableType, Text]]:
     """What to show: again whenever something was committed, and on a terminal also to say what is not committed yet."""
     seen: list[AnyPath] | None = None
     found: list[Stats] = []
@@ -146,7 +158,7 @@ def _frames(asked: _Asked) -> Iterator[RenderableType]:
         if changed:
             seen, found = commits, asked.look()
         if changed or out.is_terminal:
-            yield Group(asked.shown(found), Text(printable(_recording(_journals(asked.opened)))))
+            yield asked.shown(found), Text(printable(_recording(_journals(asked.opened))))
         time.sleep(SECONDS)
 
 

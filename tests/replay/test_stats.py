@@ -20,8 +20,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from replay_build import Record, group, put_attempt, put_part, put_run, put_step, reply, said, trace, turn
+from rich.text import Text
 
-from rolltape.replay import ConvertOptions, convert, open_run, outcomes_of
+from rolltape.replay import ConvertOptions, convert, open_run, outcomes_of, stats_cli
+from rolltape.replay.console import SafeConsole
 from rolltape.replay.rollouts import PassRule
 from rolltape.replay.stats import Summary, pass_at, stats
 from rolltape.replay.stats_tables import render
@@ -415,8 +417,6 @@ def test_a_run_of_nothing_but_evaluations_needs_no_option(tmp_path: Path, rollta
 
 
 def drawn(found: Any, width: int, **options: Any) -> list[str]:
-    from rolltape.replay.console import SafeConsole
-
     console = SafeConsole(width=width, color_system=None)
     with console.capture() as capture:
         console.print(render(found, width=width, rows=options.pop("rows", 20), **options))
@@ -552,6 +552,25 @@ def test_a_run_that_grows_is_followed_until_ctrl_c(tmp_path: Path) -> None:
     assert any("train, steps 0–1: 2 rollouts," in line for line in second)
     assert (watching.returncode, err) == (0, "")
     assert "Traceback" not in out
+
+
+@pytest.mark.parametrize("height", [12, 40, 60])
+def test_what_a_terminal_has_no_lines_for_is_counted(
+    long_run: Path, height: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = SafeConsole(width=100, height=height, color_system=None, force_terminal=True)
+    monkeypatch.setattr(stats_cli, "out", console)
+    found = render(stats(open_run(long_run)), width=100, rows=30)
+    whole, status = len(console.render_lines(found)), "\nnobody records; Ctrl-C ends"
+    with console.capture() as capture:
+        console.print(stats_cli._screen(found, Text(status)))
+    lines = capture.get().splitlines()
+    assert len(lines) == min(height, whole + 2)
+    assert lines[-1] == "nobody records; Ctrl-C ends"
+    left = whole - (height - 3)
+    said = f"… {left} lines left out: in a taller terminal, or without --watch"
+    assert (said in lines) == (height < whole + 2)
+    assert height == 60 or said in lines
 
 
 def _until(file: Any, text: str) -> list[str]:

@@ -90,7 +90,11 @@ def _show(approved: Mapping[AnyPath, Sequence[Approval]], changed: int, dry_run:
         names = ("run", "split", "step", "writer", "Samples", "state", "what changed")
         out.print(table("Expected Samples", names, rows, right=("step", "Samples")))
     parts = [a for done in approved.values() for a in done]
-    samples, without_samples, same = sum(a.samples for a in parts), sum(a.without_samples for a in parts), len(parts) - changed
+    samples, without_samples, same = (
+        sum(a.samples for a in parts),
+        sum(a.without_samples for a in parts),
+        len(parts) - changed,
+    )
     verb = "would change" if dry_run else "written"
     out.print(f"{changed} {verb}, {same} as they were; version {CONVERTER_VERSION} of the converter", highlight=False)
     none = f"; {counted(without_samples, 'trace')} gave none (`rolltape stats` says why)" if without_samples else ""

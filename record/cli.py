@@ -188,8 +188,10 @@ def record(
 
 def run_with(options: LiveOptions, *, quiet: bool = False) -> Any:
     """`run_live` in an event loop of its own, with the display that suits standard error."""
+    from rolltape.record.config import read_config
     from rolltape.record.versions import check_live
 
+    read_config(options.config)  # what is wrong there is said before the imports, which take seconds
     check_live()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     handler = logging.StreamHandler()

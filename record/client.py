@@ -21,6 +21,7 @@ from verifiers.v1.clients.train import TrainClient
 from verifiers.v1.dialects import ChatDialect
 from verifiers.v1.errors import ProviderError
 
+from rolltape.record.problems import near
 from rolltape.record.transport import SGLangTransport, ended, unsupported
 from rolltape.replay.tokenizer import located
 from rolltape.schema.errors import BadInput
@@ -79,8 +80,19 @@ def renderer_config(settings: RendererSettings, *checkpoints: str) -> RendererCo
     try:
         return TypeAdapter(RendererConfig).validate_python(given)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors(include_url=False))
-        raise BadInput(f"The renderer {name!r} cannot be set up with {given}: {problems}.") from error
+        raise unfit(error, given) from error
+
+
+def unfit(error: ValidationError, given: Mapping[str, Any]) -> BadInput:
+    """The refusal of renderer settings that do not validate."""
+    found = error.errors(include_url=False)
+    name = str(given.get("name"))
+    if found[0]["type"] == "union_tag_invalid":
+        known = found[0]["ctx"]["expected_tags"]
+        close = near(name, known.replace("'", "").split(", "))
+        return BadInput(f"There is no renderer {name!r}{close}; there are {known}.")
+    problems = "; ".join(f"{'.'.join(map(str, p['loc'][1:]))}: {p['msg']}" for p in found[:3])  # the first is its name
+    return BadInput(f"The renderer {name!r} cannot be set up with {dict(given)}: {problems}.")
 
 
 def loaded(place: str, named: str) -> Any:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib
 import sys
 import tomllib
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rolltape.record.problems import LEGACY_KEYS, problems_of, raised
 from rolltape.record.versions import check_live
 from rolltape.schema.errors import BadInput, RolltapeError
 
 PLUGIN_GROUPS = {"taskset": "verifiers.v1.tasksets", "harness": "verifiers.v1.harnesses"}
-LEGACY_KEYS = ("id", "args", "extra_env_kwargs")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -32,13 +31,23 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise BadInput(f"{file} is no valid TOML: {error}.") from error
 
 
+def read_config(path: str | Path) -> dict[str, Any]:
+    """What the TOML file `path` says, after every check that needs no import, so that a refusal takes no time.
+
+    Raises BadInput where it is no TOML, a V0 environment, names no taskset, or names the codex harness.
+    """
+    data = read_toml(path)
+    refuse_v0(data, path)
+    _refuse_codex(data)
+    return data
+
+
 def load_config(path: str | Path) -> Any:
     """The Verifiers EnvConfig in the TOML file `path`. Its modules may lie beside it.
 
     Raises BadInput, UnsupportedVersion or MissingExtra with what was found and what to do.
     """
-    data = read_toml(path)
-    refuse_v0(data, path)
+    data = read_config(path)
     check_live()
     _look_beside(Path(path), data)
     return env_config(data, path)
@@ -47,11 +56,20 @@ def load_config(path: str | Path) -> Any:
 def _look_beside(file: Path, data: Mapping[str, Any]) -> None:
     """Make modules in the file's folder importable where it names one, behind everything that is installed."""
     folder = file.resolve().parent
-    ids = (plugin.get("id") for field in PLUGIN_GROUPS if isinstance(plugin := data.get(field), Mapping))
-    names = [name.partition(".")[0].replace("-", "_") for name in ids if isinstance(name, str) and "/" not in name]
+    names = [name.partition(":")[0].partition(".")[0].replace("-", "_") for name in _named(data) if "/" not in name]
     beside = any((folder / f"{n}.py").is_file() or (folder / n / "__init__.py").is_file() for n in names if n)
     if beside and str(folder) not in sys.path:
         sys.path.append(str(folder))
+
+
+def _named(data: Mapping[str, Any]) -> Iterator[str]:
+    """The plugins' ids, and the functions of the in-process harness."""
+    for field in PLUGIN_GROUPS:
+        plugin = data.get(field)
+        if isinstance(plugin, Mapping):
+            tools = plugin.get("tools")
+            found = [plugin.get("id"), plugin.get("user"), *(tools if isinstance(tools, list) else ())]
+            yield from (name for name in found if isinstance(name, str))
 
 
 def refuse_v0(data: Mapping[str, Any], path: str | Path) -> None:
@@ -74,29 +92,38 @@ def env_config(data: Mapping[str, Any], path: str | Path = "the config") -> Any:
     from verifiers.v1 import EnvConfig
 
     _refuse_codex(data)
+    for field in PLUGIN_GROUPS:
+        if not isinstance(data.get(field, {}), Mapping):
+            raise BadInput(f"{path}: {field} is {data[field]!r}; expected a table, such as [{field}] with an id in it.")
     _import_dotted(data)
     try:
         config = EnvConfig.model_validate(dict(data))
     except ValidationError as error:
-        raise BadInput(f"{path} does not fit: {_problems(error)}.") from error
+        raise BadInput(f"{path} does not fit: {problems_of(error, data)}.") from error
     except ModuleNotFoundError as error:
         raise BadInput(
             f"{path} names something that is not installed: {error} Install it, put its module beside the config, "
             "or set PYTHONPATH."
         ) from error
     except Exception as error:  # whatever a module of somebody else's raises
-        raise BadInput(f"{path} names something that does not load: {_raised(error)}.") from error
+        raise BadInput(f"{path} names something that does not load: {raised(error)}.") from error
     if config.is_legacy:
         raise BadInput(f"{path} is a V0 environment; name a V1 taskset under [taskset].")
     return config
 
 
-def load_environment(config: Any) -> Any:
-    """The Verifiers Environment; raises BadInput for a harness and a taskset that do not go together."""
+def load_environment(config: Any, path: str | Path = "the config") -> Any:
+    """The Verifiers Environment of a config that was read from `path`.
+
+    Raises BadInput for a harness and a taskset that do not go together, and for functions of the in-process harness
+    that are not there.
+    """
     from verifiers.v1.env import Environment
 
     try:
         return Environment(config)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
     except RolltapeError:
         raise
     except Exception as error:
@@ -159,23 +186,4 @@ def _import_dotted(data: Mapping[str, Any]) -> None:
                 "or set PYTHONPATH."
             ) from error
         except Exception as error:
-            raise BadInput(f"The {field} {name!r} does not load: {_raised(error)}.") from error
-
-
-def _raised(error: Exception) -> str:
-    """What was raised, and the line that did it, which the text of a SyntaxError names by itself."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    where = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
-    return f"{type(error).__name__}: {error}{where}"
-
-
-def _problems(error: Any) -> str:
-    problems: Sequence[Mapping[str, Any]] = error.errors(include_url=False)
-    return "; ".join(_problem(problem, error.title) for problem in problems)
-
-
-def _problem(problem: Mapping[str, Any], owner: str) -> str:
-    where = ".".join(map(str, problem["loc"]))
-    if problem["type"] == "extra_forbidden":
-        return f"there is no option {where!r} in {owner}"
-    return f"{where}: {problem['msg']}"
+            raise BadInput(f"The {field} {name!r} does not load: {raised(error)}.") from error

@@ -402,7 +402,7 @@ def _check_environment(options: LaunchOptions, made: MilesOptions) -> None:
     else:
         check_live()
         config = env_config({"taskset": {"id": options.taskset}}, f"--taskset {options.taskset}")
-    tasks = load_tasks(load_environment(config), rollouts=2)
+    tasks = load_tasks(load_environment(config, options.config or "the config"), rollouts=2)
     from verifiers.v1.decorators import discover_decorated
 
     names = {function.__name__ for task in tasks for function in discover_decorated(task, "group_reward")}

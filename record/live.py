@@ -148,7 +148,7 @@ async def run_live(options: LiveOptions, *, progress: Progress | None = None) ->
 
 def _loaded(options: LiveOptions) -> tuple[Any, list[Any]]:
     """The environment and its tasks in their order; importing a taskset can take seconds, so this runs in a thread."""
-    environment = load_environment(load_config(options.config))
+    environment = load_environment(load_config(options.config), options.config)
     tasks = load_tasks(environment, rollouts=options.rollouts)
     if options.shuffle:
         random.Random(options.seed).shuffle(tasks)

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from renderers import RendererConfig, create_renderer
 from renderers.base import MODEL_RENDERER_MAP
 
-from rolltape.record.client import RendererSettings, loaded, renderer_identity
+from rolltape.record.client import RendererSettings, loaded, renderer_identity, unfit
 from rolltape.replay.tokenizer import located
 from rolltape.schema.errors import BadInput
 from rolltape.schema.storage import AnyPath
@@ -104,8 +104,7 @@ class Renderings:
         try:
             return create_renderer(tokenizer, _CONFIG.validate_python(dict(wanted)))
         except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors()[:3])
-            raise BadInput(f"The renderer cannot be set up with {dict(wanted)}: {problems}.") from error
+            raise unfit(error, wanted) from error
         except (ValueError, TypeError, NotImplementedError, AssertionError) as error:
             raise BadInput(f"No renderer {wanted.get('name')!r} fits the tokenizer {path!r}: {error}") from error
 

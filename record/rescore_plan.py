@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolltape.record.config import read_toml, refuse_v0
+from rolltape.record.config import read_config
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.words import of_steps
 from rolltape.schema.commits import Commit
@@ -39,7 +39,7 @@ def look_first(source: str | AnyPath, config: str | Path, out: str | AnyPath, op
     """Raise what can be said of the run, the config's file and `out` without Verifiers."""
     run = open_run(source)
     chosen(run, options)
-    refuse_v0(read_toml(config), config)
+    read_config(config)
     refuse_out(run, out, options)
 
 

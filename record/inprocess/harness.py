@@ -12,7 +12,8 @@ import asyncio
 import inspect
 import json
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
@@ -25,6 +26,7 @@ from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
 
 from rolltape.record.inprocess.tools import Tool, imported, tool_of
+from rolltape.schema.errors import BadInput
 
 Message = dict[str, Any]
 """A chat message in OpenAI's wire shape."""
@@ -48,6 +50,16 @@ class InProcessHarness(Harness[InProcessHarnessConfig]):
     SUPPORTS_MCP = False
     SUPPORTS_USER_SIM = True
     SUPPORTS_MESSAGE_PROMPT = True
+
+    def __init__(self, config: Any) -> None:
+        """Raises BadInput where a function that the config names is not there, or cannot be a tool."""
+        super().__init__(config)
+        for path in config.tools:
+            with _about("tools"):
+                tool_of(path.rpartition(":")[2], imported(path))
+        if config.user is not None:
+            with _about("user"):
+                imported(config.user)
 
     def tools(self, task: TaskData) -> Mapping[str, Callable[..., Any]]:  # noqa: ARG002
         """Name to function of the tools for a task; a parameter called `trace` gets the Trace."""
@@ -108,6 +120,15 @@ class InProcessHarness(Harness[InProcessHarnessConfig]):
         if not calls:
             return _messages(await self.user(task, messages))
         return [await _result(tools, call, trace) for call in calls]
+
+
+@contextmanager
+def _about(option: str) -> Iterator[None]:
+    """Say of a refusal which option it is about."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(f"[harness] {option}: {error}") from error
 
 
 def _messages(answer: Any) -> list[Message] | None:

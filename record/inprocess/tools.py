@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from rolltape.record.problems import near, raised
 from rolltape.schema.errors import BadInput
 
 INJECTED = "trace"
@@ -82,17 +83,27 @@ def tool_of(name: str, function: Callable[..., Any]) -> Tool:
 def imported(path: str) -> Callable[..., Any]:
     """The function at a dotted path, `package.module:name`.
 
-    Raises BadInput where nothing callable is there.
+    Raises BadInput where nothing callable is there, or its module does not load.
     """
     module, _, name = path.partition(":")
     if not name:
         raise BadInput(f"{path!r} does not name a function; write package.module:function.")
     try:
         found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise BadInput(f"There is no {path!r} ({error}); write package.module:function.") from error
+    except ImportError as error:
+        raise BadInput(
+            f"There is no {path!r} ({error}); write package.module:function, of a module that is installed, beside the "
+            "config, or on PYTHONPATH."
+        ) from error
+    except Exception as error:  # whatever a module of somebody else's raises
+        raise BadInput(f"{path!r} does not load: {raised(error)}.") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = [known for known in dir(found) if callable(getattr(found, known, None))]
+            raise BadInput(
+                f"There is no {path!r}: {module} has no {part!r}{near(part, names)}; write package.module:function."
+            )
+        found = getattr(found, part)
     if not callable(found):
         raise BadInput(f"{path!r} is a {type(found).__name__}, expected a function.")
     return found  # type: ignore[no-any-return]

@@ -49,7 +49,7 @@ class VerifiersRolloutFn(ROLLOUT_BASE):
         self.args = input.args
         self.data_source = getattr(input, "data_source", None)
         self.options = MilesOptions.from_args(input.args)
-        environment = load_environment(load_config(self.options.config))
+        environment = load_environment(load_config(self.options.config), self.options.config)
         hooks = Hooks(self.options)
         client, eval_client = _clients(self.options)
         self.parts = Parts(

@@ -78,26 +78,68 @@ def test_a_config_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("extra", "option"),
-    [("max_turn = 3", "max_turn"), ("[timeout]\nrolout = 3", "timeout.rolout"), ("[retries.rollout]\nmax = 3", "max")],
+    ("text", "says"),
+    [
+        (
+            "max_turn = 3",
+            "'max_turn' at the top level (did you mean 'max_turns'?), whose options are taskset, harness,",
+        ),
+        ("timeout.rolout = 3", "'rolout' in [timeout] (did you mean 'rollout'?), whose options are setup, rollout,"),
+        ("retries.rollout.max = 3", "'max' in [retries.rollout], whose options are max_retries,"),
+        ("taskset.task_count = 3", "'task_count' in [taskset], whose options are id, task, tasks."),
+        ('harness.id = "rolltape.record.inprocess"\nharness.tool = []', "'tool' in [harness] (did you mean 'tools'?)"),
+        (
+            'harness.runtime.type = "docker"\nharness.runtime.imge = ""',
+            "'imge' in [harness.runtime] (did you mean 'image'?)",
+        ),
+    ],
 )
-def test_an_unknown_option_of_the_environment_is_named(tmp_path: Path, taskset: str, extra: str, option: str) -> None:
+def test_an_unknown_option_is_named_with_its_table_and_what_the_table_knows(
+    tmp_path: Path, taskset: str, text: str, says: str
+) -> None:
+    with pytest.raises(BadInput) as caught:
+        load_config(toml(tmp_path, f'taskset.id = "{taskset}"\n{text}'))
+    assert f"env.toml does not fit: there is no option {says}" in str(caught.value)
+
+
+def test_every_table_with_a_problem_is_named(tmp_path: Path, taskset: str) -> None:
+    text = f'taskset.id = "{taskset}"\ntaskset.tasks = "x"\nharness.runtime.type = "foo"'
+    with pytest.raises(BadInput, match=r"tasks in \[taskset\]: .*integer.*; runtime in \[harness\]: Input tag 'foo'"):
+        load_config(toml(tmp_path, text))
+    with pytest.raises(BadInput, match=r"env.toml: harness is 5; expected a table"):
+        load_config(toml(tmp_path, f'harness = 5\ntaskset.id = "{taskset}"'))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            'tools = ["json:dumpz"]',
+            "[harness] tools: There is no 'json:dumpz': json has no 'dumpz' (did you mean 'dump",
+        ),
+        ('tools = ["no_module:f"]', "[harness] tools: There is no 'no_module:f' (No module named 'no_module')"),
+        ('tools = ["os.path:join"]', "[harness] tools: The tool 'join' takes *p"),
+        ('tools = ["faulty_tools:f"]', "[harness] tools: 'faulty_tools:f' does not load: ZeroDivisionError"),
+        ('user = "json:ask"', "[harness] user: There is no 'json:ask'"),
+    ],
+)
+def test_a_function_of_the_config_that_is_not_there_is_refused_with_the_environment(
+    tmp_path: Path, taskset: str, text: str, says: str
+) -> None:
+    (tmp_path / "faulty_tools.py").write_text("1 / 0")
+    path = toml(tmp_path, f'[taskset]\nid = "{taskset}"\n[harness]\nid = "rolltape.record.inprocess"\n{text}')
+    with pytest.raises(BadInput) as caught:
+        load_environment(load_config(path), path)
+    assert str(caught.value).startswith(f"{path}: {says}")
+
+
+def test_tools_may_lie_beside_the_config(tmp_path: Path) -> None:
+    name = f"tools_{next(numbers)}"
+    (tmp_path / f"{name}.py").write_text("def add(a: int) -> int:\n    return a\n")
     text = (
-        f'{extra}\n[taskset]\nid = "{taskset}"'
-        if not extra.startswith("[")
-        else f'[taskset]\nid = "{taskset}"\n{extra}'
+        f'[taskset]\nid = "rolltape.record.demo"\n[harness]\nid = "rolltape.record.inprocess"\ntools = ["{name}:add"]'
     )
-    with pytest.raises(BadInput, match="there is no option") as caught:
-        load_config(toml(tmp_path, text))
-    assert option in str(caught.value)
-
-
-def test_an_unknown_option_of_the_taskset_or_harness_is_named(tmp_path: Path, taskset: str) -> None:
-    with pytest.raises(BadInput, match="task_count"):
-        load_config(toml(tmp_path, f'[taskset]\nid = "{taskset}"\ntask_count = 3'))
-    text = f'[taskset]\nid = "{taskset}"\n[harness]\nid = "rolltape.record.inprocess"\ntool_names = []'
-    with pytest.raises(BadInput, match="tool_names"):
-        load_config(toml(tmp_path, text))
+    assert load_environment(load_config(toml(tmp_path, text))).harness.tools(None).keys() == {"add"}
 
 
 def test_a_good_config_is_loaded_with_its_plugins(tmp_path: Path, taskset: str) -> None:

@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -407,7 +409,7 @@ def test_tasks_are_shuffled_the_same_way_for_one_seed(bench: Bench, tmp_path: Pa
         ({"engine": "http://127.0.0.1:9"}, "No engine answers at http://127.0.0.1:9"),
         ({"tokenizer": "/no/such/folder"}, "--tokenizer"),
         ({"rollouts": 1}, "@group_reward fastest, shortest"),
-        ({"renderer": "nope"}, "'nope'"),
+        ({"renderer": "qwen33"}, "There is no renderer 'qwen33' (did you mean 'qwen3'?); there are"),
     ],
 )
 def test_a_run_that_cannot_work_is_refused_before_anything_is_written(
@@ -464,3 +466,27 @@ def test_a_refusal_is_one_sentence_and_exit_code_2(bench: Bench) -> None:
     assert result.stderr.startswith("Error: The taskset 'rolltape.record.demo' compares")
     assert "Traceback" not in result.output
     assert invoke(bench, "--no-such-option").exit_code == 2
+
+
+def test_what_the_config_says_wrong_is_said_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "codex.toml").write_text('taskset.id = "x"\nharness.id = "codex"')
+    (tmp_path / "none.toml").write_text("max_turns = 3")
+    code = """
+import sys
+from pathlib import Path
+from rolltape.record.cli import run_with
+from rolltape.record.options import LiveOptions
+from rolltape.schema.errors import BadInput
+for name in ("nope", "codex", "none"):
+    try:
+        run_with(LiveOptions(config=Path(sys.argv[1]) / f"{name}.toml", run="r", engine="http://e", model="m"))
+    except BadInput as error:
+        print(error)
+print(sys.modules.keys() & {"verifiers", "renderers", "transformers", "torch"})
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    missing, codex, nameless, imported = done.stdout.splitlines()
+    assert "There is no file" in missing
+    assert "codex harness" in codex
+    assert "names no taskset" in nameless
+    assert imported == "set()"

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import random
+import shlex
 import signal
 import time
 from collections import Counter
@@ -32,6 +33,7 @@ from rolltape.record.secrets import Secrets
 from rolltape.record.step import StepClosed, close_step
 from rolltape.record.transport import RetryPolicy, SGLangTransport
 from rolltape.record.versions import check_live
+from rolltape.replay.console import err
 from rolltape.replay.run import open_run
 from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput, RolltapeError
@@ -42,6 +44,9 @@ logger = logging.getLogger(__name__)
 
 SIGNALS = {"interrupted": signal.SIGINT, "terminated": signal.SIGTERM}
 """What ends a run from outside, in order."""
+
+AGAIN = {"interrupted": "Ctrl-C again", "terminated": "Another SIGTERM"}
+"""What then ends it at once."""
 
 FORK_ADVICE = (
     "{count} with more than one branch, not to be trained on as they are: the renderer dropped earlier "
@@ -230,7 +235,8 @@ class _Run:
 
     async def all_steps(self) -> None:
         started = time.monotonic()
-        with _interruptible(self.stop, self.progress), calm_collector() as collect:
+        run = str(self.options.run)
+        with _interruptible(self.stop, self.progress, run), cancelled_unsaid(), calm_collector() as collect:
             async with self._serving():
                 for number in range(self.options.steps):
                     if self.stop.event.is_set():
@@ -386,24 +392,65 @@ def calm_collector() -> Iterator[Callable[[], object]]:
 
 
 @contextlib.contextmanager
-def _interruptible(stop: Stop, progress: Progress) -> Iterator[None]:
-    """Let the first Ctrl-C or SIGTERM stop the run in order, and a second one end the process as usual."""
+def _interruptible(stop: Stop, progress: Progress, run: str) -> Iterator[None]:
+    """Let the first Ctrl-C or SIGTERM stop the run in order, and a second one end the process."""
     loop = asyncio.get_running_loop()
+    handled: list[int] = []
 
     def interrupt(reason: str) -> None:
-        for number in SIGNALS.values():
-            loop.remove_signal_handler(number)  # back to what they do in any program
-        progress.note("Stopping: running episodes are cancelled, what has ended is kept. Ctrl-C again aborts.")
+        for number in handled:
+            loop.remove_signal_handler(number)
+            signal.signal(number, lambda number, _frame: _abort(number, progress, run))
+        progress.note(f"Stopping: running episodes are cancelled, what has ended is kept. {AGAIN[reason]} aborts.")
         stop.set(reason, f"The run was {reason}; what had ended was recorded.")
 
-    installed = False
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or no signals
         for reason, number in SIGNALS.items():
             loop.add_signal_handler(number, interrupt, reason)
-        installed = True
+            handled.append(number)
     try:
         yield
     finally:
-        if installed:
-            for number in SIGNALS.values():
-                loop.remove_signal_handler(number)
+        for number in handled:
+            loop.remove_signal_handler(number)
+        if handled:
+            _as_in_any_program()
+
+
+def _abort(number: int, progress: Progress, run: str) -> None:
+    """End the process as the signal does, and say how to keep what had ended."""
+    _as_in_any_program()
+    with contextlib.suppress(Exception):  # whatever stands in the way, the process ends
+        progress.close()
+        told = f"Aborted in the run {run}; `rolltape recover {shlex.quote(run)}` commits what had ended."
+        err.print(told, markup=False, highlight=False, soft_wrap=True)
+    signal.raise_signal(number)
+
+
+def _as_in_any_program() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def cancelled_unsaid() -> Iterator[None]:
+    """Keep the event loop from logging cancellations that nobody waits for as errors.
+
+    Verifiers scores in `wait_for(gather(…))`, of which Python 3.11 never looks at the result when the rollout is cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if isinstance(context.get("exception"), asyncio.CancelledError):
+            return
+        if before is None:
+            loop.default_exception_handler(context)
+        else:
+            before(loop, context)
+
+    loop.set_exception_handler(handle)
+    try:
+        yield
+    finally:
+        loop.set_exception_handler(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -265,6 +266,60 @@ def test_an_interrupt_cancels_what_runs_and_commits_what_has_ended(bench: Bench)
     assert same_again(run)
 
 
+@pytest.mark.parametrize(
+    ("number", "again"), [(signal.SIGINT, "Ctrl-C again aborts."), (signal.SIGTERM, "Another SIGTERM aborts.")]
+)
+def test_a_second_signal_ends_the_process_with_what_to_do(
+    bench: Bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int, again: str
+) -> None:
+    def end(number: int) -> None:
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        raise KeyboardInterrupt(number)
+
+    class Impatient(Heard):
+        def note(self, message: str) -> None:
+            super().note(message)
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(signal, "raise_signal", end)
+    heard = Impatient(on_trace=lambda traces: os.kill(os.getpid(), number) if traces == 2 else None)
+    options = bench.options(run=bench.folder / "my run", steps=50, concurrency=2)
+    with pytest.raises(KeyboardInterrupt, match=str(int(number))):
+        asyncio.run(run_live(options, progress=heard))
+    assert heard.notes[0].endswith(again)
+    told = f"Aborted in the run {options.run}; `rolltape recover '{options.run}'` commits what had ended.\n"
+    assert capsys.readouterr().err == told
+
+
+SCORES_SLOWLY = """
+import asyncio, os, signal
+import verifiers.v1 as vf
+
+class Asked(vf.Task):
+    @vf.reward
+    async def there(self, trace) -> float:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
+
+class Asks(vf.Taskset[Asked, vf.TasksetConfig]):
+    def load(self):
+        return [Asked(vf.TaskData(idx=0, prompt="?"), self.config.task)]
+
+__all__ = ["Asks"]
+"""
+
+
+def test_rollouts_that_are_cancelled_while_they_are_scored_leave_no_errors_in_the_log(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = in_process(bench.taskset(SCORES_SLOWLY)) + "[timeout]\nscoring = 30\n"
+    summary, run = bench.run(environment, groups=1, rollouts=1, max_response=8)
+    gc.collect()
+    assert summary.exit_code == 143
+    assert counts(run)["cancelled"] == 1
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
 def test_a_request_rolltape_cannot_serve_ends_the_run_with_the_setting_to_change(bench: Bench) -> None:
     summary, run = bench.run(renderer="default", enable_thinking=None, rollout_retries=5, steps=9, concurrency=1)
     assert summary.stopped == "unsupported"
@@ -382,7 +437,7 @@ def test_a_step_that_cannot_be_committed_ends_the_run_with_the_reason(
 
 def test_a_run_is_continued_after_its_last_step(bench: Bench) -> None:
     bench.run(steps=1, groups=5)
-    with pytest.raises(RunConflict, match="--resume"):
+    with pytest.raises(RunConflict, match=r"--resume \(in Python resume=True\)"):
         bench.run(steps=1, groups=5)
     _, run = bench.run(steps=2, groups=5, resume=True)
     assert [(s.step, s.attempt, s.cursor) for s in run.steps()] == [(0, 0, 5), (1, 1, 10), (2, 1, 15)]
@@ -458,6 +513,11 @@ def test_every_option_of_a_run_can_be_given_on_the_command_line() -> None:
     renamed = {"evaluate": "eval", "thinking": "enable_thinking", "stop_token_id": "stop_token_ids"}
     given = {renamed.get(str(name), str(name)) for name in parameters} - {"as_json", "quiet"}
     assert given == set(LiveOptions.names())
+
+
+def test_the_help_says_that_steps_are_added_to_a_run_that_is_resumed() -> None:
+    (steps,) = [p for p in typer.main.get_command(app).params if p.name == "steps"]
+    assert "with --resume, so many more" in str(getattr(steps, "help", ""))
 
 
 def test_a_refusal_is_one_sentence_and_exit_code_2(bench: Bench) -> None:

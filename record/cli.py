@@ -35,7 +35,9 @@ def record(
     groups: Annotated[
         int, typer.Option(help="Tasks per training step, taken from the taskset in turn.", rich_help_panel=WHAT)
     ] = LiveOptions.groups,
-    steps: Annotated[int, typer.Option(help="Steps to record.", rich_help_panel=WHAT)] = LiveOptions.steps,
+    steps: Annotated[
+        int, typer.Option(help="Steps to record; with --resume, so many more.", rich_help_panel=WHAT)
+    ] = LiveOptions.steps,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on after the last step of the run in --run.", rich_help_panel=WHAT)
     ] = False,

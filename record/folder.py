@@ -39,8 +39,8 @@ def enter(paths: RunPaths, identity: Mapping[str, str | None], resume: bool) -> 
     run = open_run(paths.root)
     if not resume:
         raise RunConflict(
-            f"{paths.root} holds run {run.run_id} already; choose a new folder, or go on with it by --resume (with a --writer "
-            "name of its own where another process still records into it)."
+            f"{paths.root} holds run {run.run_id} already; choose a new folder, or go on with it by --resume (in Python "
+            "resume=True), with a --writer name of its own where another process still records into it."
         )
     then = run.info
     other = {k: (then.get(k), v) for k, v in identity.items() if v is not None and then.get(k) not in (None, v)}

@@ -36,6 +36,7 @@ class LiveOptions:
     groups: int = 4
     """Tasks per training step; evaluation takes every task."""
     steps: int = 1
+    """Steps to record; with `resume`, so many more."""
     resume: bool = False
     """Go on with the run that is in the folder, after its last step."""
     concurrency: int = 64

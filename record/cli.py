@@ -209,6 +209,8 @@ def summary_text(summary: Any) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in summary.counts.items() if count)
     lines = [f"{counted(len(summary.steps), 'step')} in {summary.seconds:.1f} s: {counts or 'nothing recorded'}."]
     lines += [f"  {reason}" for reason in alike(summary.reasons, 8)]
+    if summary.untaught:
+        lines.append(summary.untaught)
     if summary.recording_failures:
         lines.append(f"{counted(summary.recording_failures, 'trace')} could not be recorded.")
     if summary.unwritten:

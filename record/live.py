@@ -91,6 +91,16 @@ class LiveSummary:
         return int(bool(self.stopped or nothing or self.recording_failures or self.unwritten))
 
     @property
+    def untaught(self) -> str | None:
+        """How many groups had equal rewards, and so taught nothing, where these are all or most; else None."""
+        steps = [step for step in self.steps if step.split == "train"]
+        flat, comparable = sum(step.flat for step in steps), sum(step.comparable for step in steps)
+        if 2 * flat <= comparable:
+            return None
+        groups = counted(comparable, "group")
+        return f"{flat} of {groups} had equal rewards in all their rollouts, and so teach nothing."
+
+    @property
     def unwritten(self) -> str | None:
         """What was not written and what can be done; None where everything is on disk."""
         status = self.recording
@@ -267,7 +277,8 @@ class _Run:
 
     async def _step(self, place: StepPlace, number: int) -> None:
         chosen = self._choose(place)
-        self.progress.step_started(place.split, number + 1, self.options.steps, len(chosen) * self.options.rollouts)
+        rollouts = len(chosen) * self.options.rollouts
+        self.progress.step_started(place.split, place.step, number + 1, self.options.steps, rollouts)
         started_at = time.time()
         runs = await self._groups(chosen, place)
         try:

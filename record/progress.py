@@ -52,6 +52,10 @@ class StepNews:
     """Tries that were started, and those that ended by what became of them."""
     recording: RecorderStatus | None = None
     """How recording goes, over the whole run."""
+    comparable: int = 0
+    """Groups with two or more scored rollouts."""
+    flat: int = 0
+    """Those whose rewards are all equal: their advantages are 0, and they teach nothing."""
 
 
 @dataclass
@@ -94,7 +98,8 @@ class Tally:
 class Progress(Protocol):
     """What `run_live` tells while it runs."""
 
-    def step_started(self, split: str, step: int, steps: int, rollouts: int) -> None: ...
+    def step_started(self, split: str, step: int, number: int, steps: int, rollouts: int) -> None:
+        """A step begins: the `number`th, from 1, of the `steps` that were asked for."""
 
     def trace(self, news: TraceNews) -> None: ...
 
@@ -108,7 +113,7 @@ class Progress(Protocol):
 class Quiet:
     """Says nothing."""
 
-    def step_started(self, split: str, step: int, steps: int, rollouts: int) -> None: ...
+    def step_started(self, split: str, step: int, number: int, steps: int, rollouts: int) -> None: ...
 
     def trace(self, news: TraceNews) -> None: ...
 
@@ -130,9 +135,9 @@ class Lines:
         self._total = 0
         self._said = 0.0
 
-    def step_started(self, split: str, step: int, steps: int, rollouts: int) -> None:
+    def step_started(self, split: str, step: int, number: int, steps: int, rollouts: int) -> None:
         self._tally = Tally()
-        self._title = f"{split} step {step} of {steps}"
+        self._title = _title(split, step, number, steps)
         self._total = rollouts
         self._said = time.monotonic()
 
@@ -174,11 +179,11 @@ class Terminal:
         self._task: TaskID | None = None
         self._bars.start()
 
-    def step_started(self, split: str, step: int, steps: int, rollouts: int) -> None:
+    def step_started(self, split: str, step: int, number: int, steps: int, rollouts: int) -> None:
         self._tally = Tally()
         if self._task is not None:
             self._bars.remove_task(self._task)
-        self._task = self._bars.add_task(f"{split} step {step} of {steps}", total=rollouts, news="")
+        self._task = self._bars.add_task(_title(split, step, number, steps), total=rollouts, news="")
 
     def trace(self, news: TraceNews) -> None:
         self._tally.add(news)
@@ -193,6 +198,10 @@ class Terminal:
 
     def close(self) -> None:
         self._bars.stop()
+
+
+def _title(split: str, step: int, number: int, steps: int) -> str:
+    return f"{split} step {step}, {number} of {steps}"
 
 
 def step_line(news: StepNews) -> str:

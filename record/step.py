@@ -15,6 +15,7 @@ from rolltape.record.recorder import Committed, Recorder, RecorderStatus
 from rolltape.record.resume import Counters
 from rolltape.replay.convert import convert, flatten
 from rolltape.replay.digest import digest
+from rolltape.replay.groups import signal
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.outcomes import finish
 from rolltape.schema.errors import CheckFailed
@@ -157,6 +158,7 @@ def _news(runs: Sequence[GroupRun], committed: Committed, status: RecorderStatus
     record = committed.step
     tries = [entry for run in runs for entry in run.tries]
     rewards = [entry.reward for entry in tries if entry.reward is not None and entry.error is None]
+    kinds = Counter(signal([e.reward for e in run.tries if e.error is None]) for run in runs if run.scored)
     return StepNews(
         split=record.split,
         step=record.step,
@@ -168,4 +170,6 @@ def _news(runs: Sequence[GroupRun], committed: Committed, status: RecorderStatus
         seconds=(record.ended_at or 0.0) - (record.started_at or 0.0),
         counts={name: count for name, count in record.counts.items() if count},
         recording=replace(status, error=committed.error or status.error),
+        comparable=kinds["flat"] + kinds["varied"],
+        flat=kinds["flat"],
     )

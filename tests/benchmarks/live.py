@@ -203,7 +203,7 @@ class Clock:
         self.rss = 0
         self._steps = 0
 
-    def step_started(self, _split: str, _step: int, _steps: int, rollouts: int) -> None:
+    def step_started(self, _split: str, _step: int, _number: int, _steps: int, rollouts: int) -> None:
         gc.collect()
         self._left = rollouts
         self.watch.on = True

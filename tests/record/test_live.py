@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rolltape.record.cli import record
+from rolltape.record.cli import record, summary_text
 from rolltape.record.demo.policy import DemoPolicy
 from rolltape.record.engine import DemoEngine, Fault, Faults, write_tokenizer
 from rolltape.record.engine.faults import Switch
@@ -155,6 +155,7 @@ def test_steps_are_recorded_converted_and_committed_with_their_counters(bench: B
     assert [index for s in steps for index in s.batch or ()] == list(range(44))
     assert [row["task_idx"] for row in rows(run)[::4]] == list(range(12))
     assert [news.emitted for news in heard.steps] == [16, 12, 16]
+    assert summary.untaught is None
     assert same_again(run)
 
 
@@ -402,6 +403,17 @@ def test_a_reply_after_the_timeout_of_its_rollout_changes_nothing(bench: Bench) 
     assert (row["stop_condition"], row["reward"], row["num_turns"]) == ("harness_timeout", 0.0, 0)
     assert row["disposition"] == "empty"
     assert bench.engine.requests["/abort_request"] == 1
+
+
+def test_a_run_whose_groups_have_equal_rewards_says_that_they_teach_nothing(bench: Bench) -> None:
+    flat = in_process(bench.taskset(LATE))
+    summary, _ = bench.run(flat, groups=2, rollouts=2, steps=2, max_response=8)
+    assert "\n4 of 4 groups had equal rewards in all their rollouts, and so teach nothing.\n" in summary_text(summary)
+    assert [(step.flat, step.comparable) for step in summary.steps] == [(2, 2), (2, 2)]
+    evaluated, _ = bench.run(flat, run=bench.folder / "eval", eval=True, rollouts=2, max_response=8)
+    assert evaluated.untaught is None
+    summary.steps[0] = replace(summary.steps[0], flat=0)
+    assert summary.untaught is None, "half of them is not most"
 
 
 def test_a_trace_that_cannot_be_recorded_is_counted_and_the_others_go_on(

@@ -44,24 +44,24 @@ def test_tries_that_are_run_again_count_as_retries_and_not_as_traces() -> None:
 def test_lines_go_to_a_log_and_hold_no_markup() -> None:
     out = io.StringIO()
     lines = Lines(Console(file=out, width=200), seconds=0.0)
-    lines.step_started("train", 1, 3, 16)
+    lines.step_started("train", 6, 1, 3, 16)
     lines.trace(news())
     lines.note("[bold]as it is[/bold]")
     lines.close()
-    assert "train step 1 of 3: 1/16 traces" in out.getvalue()
+    assert "train step 6, 1 of 3: 1/16 traces" in out.getvalue()
     assert "[bold]as it is[/bold]" in out.getvalue()
 
 
 def test_bars_are_drawn_on_a_terminal_and_end_cleanly() -> None:
     out = io.StringIO()
     terminal = Terminal(Console(file=out, width=120, force_terminal=True))
-    for step in (1, 2):
-        terminal.step_started("train", step, 2, 1)
+    for number, step in ((1, 6), (2, 7)):
+        terminal.step_started("train", step, number, 2, 1)
         terminal.trace(news())
         terminal.step_ended(StepNews("train", step, 1, 1, 1, 10, 1.0, 1.0, {"emitted": 1}))
     terminal.close()
-    assert "train step 2 of 2" in out.getvalue()
-    assert "train step 2: 1 trace," in out.getvalue()
+    assert "train step 7, 2 of 2" in out.getvalue()
+    assert "train step 7: 1 trace," in out.getvalue()
 
 
 def test_the_display_suits_the_output() -> None:

@@ -29,6 +29,8 @@ from rolltape.schema.errors import BadInput
 DEFAULT_POOL = min(8, max(2, os.cpu_count() or 1))
 """Renderers in the pool: each holds a tokenizer of its own, and more than there are cores help nobody."""
 
+NAME_A_RENDERER = "Name a renderer that can with --renderer (such as qwen3)."
+
 
 @dataclass(frozen=True)
 class RendererSettings:
@@ -126,6 +128,12 @@ class RolloutClient(TrainClient):
     def transport(self) -> SGLangTransport:
         return self.openai  # type: ignore[no-any-return]
 
+    @property
+    def toolless(self) -> str | None:
+        """The renderer's class, once it is loaded, where it cannot render tools."""
+        pool = self._pool
+        return None if pool is None or pool.supports_tools else pool.renderer_cls.__name__
+
     async def warm(self, chat_template_kwargs: Mapping[str, Any] | None = None) -> None:
         """Load the tokenizers in a thread, once; raises BadInput where there is none to load."""
         if self._pool is not None:
@@ -171,12 +179,8 @@ class RolloutClient(TrainClient):
         if _has_images(body):
             raise unsupported("a message holds an image.", "Use a text-only taskset.")
         await self.warm()
-        pool = self._pool
-        if body.get("tools") and pool is not None and not pool.supports_tools:
-            raise unsupported(
-                f"the harness offers tools, which {pool.renderer_cls.__name__} cannot render.",
-                "Name a renderer that can with --renderer (such as qwen3).",
-            )
+        if body.get("tools") and (renderer := self.toolless) is not None:
+            raise unsupported(f"the harness offers tools, which {renderer} cannot render.", NAME_A_RENDERER)
         try:
             response = await super().get_response(dialect, body, *args, **kwargs)
         except NotImplementedError as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,27 @@ def load_tasks(environment: Any, *, rollouts: int) -> list[Any]:
             f"{rollouts} rollout per task leaves nothing to compare: set --rollouts 2 or more."
         )
     return tasks
+
+
+def offered_tools(environment: Any, tasks: Iterable[Any]) -> str | None:
+    """A tool that the model will be offered, and by whom, as far as that is known before an episode; None where none is."""
+    from verifiers.v1.harnesses.default import DefaultHarness
+
+    from rolltape.record.inprocess import InProcessHarness
+
+    harness = environment.harness
+    if isinstance(harness, DefaultHarness):
+        return f"the harness {harness.config.id!r} offers bash"
+    for task in tasks:
+        if servers := type(task).tools:
+            return f"the taskset {environment.config.env_id!r} offers the tools of {servers[0].__name__}"
+        names: Sequence[str] = ()
+        if isinstance(harness, InProcessHarness):
+            with suppress(Exception):  # what a harness of somebody else's raises is said of the episode
+                names = list(harness.tools(task.data))
+        if names:
+            return f"the harness {harness.config.id!r} offers {names[0]}"
+    return None
 
 
 def _refuse_codex(data: Mapping[str, Any]) -> None:

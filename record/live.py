@@ -19,8 +19,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rolltape.record.client import DEFAULT_POOL, RendererSettings, RolloutClient
-from rolltape.record.config import load_config, load_environment, load_tasks
+from rolltape.record.client import DEFAULT_POOL, NAME_A_RENDERER, RendererSettings, RolloutClient
+from rolltape.record.config import load_config, load_environment, load_tasks, offered_tools
 from rolltape.record.episode import EpisodeRunner, GroupRun, StepPlace, Stop
 from rolltape.record.inprocess.harness import close_client
 from rolltape.record.options import LiveOptions
@@ -144,6 +144,8 @@ async def run_live(options: LiveOptions, *, progress: Progress | None = None) ->
     client = _client(transport, options)
     try:
         await client.warm()
+        if (renderer := client.toolless) and (offer := await asyncio.to_thread(offered_tools, environment, tasks)):
+            raise BadInput(f"{options.config}: {offer}, and {renderer} cannot render tools. {NAME_A_RENDERER}")
         await _expect_engine(transport)
         recorder = await asyncio.to_thread(_recorder, options, environment, versions)
         try:
@@ -409,9 +411,9 @@ def _interruptible(stop: Stop, progress: Progress, run: str) -> Iterator[None]:
     handled: list[int] = []
 
     def interrupt(reason: str) -> None:
-        for number in handled:
-            loop.remove_signal_handler(number)
-            signal.signal(number, lambda number, _frame: _abort(number, progress, run))
+        for each in handled:
+            loop.remove_signal_handler(each)
+            signal.signal(each, lambda number, _frame: _abort(number, progress, run))
         progress.note(f"Stopping: running episodes are cancelled, what has ended is kept. {AGAIN[reason]} aborts.")
         stop.set(reason, f"The run was {reason}; what had ended was recorded.")
 
@@ -422,8 +424,8 @@ def _interruptible(stop: Stop, progress: Progress, run: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
+        for each in handled:
+            loop.remove_signal_handler(each)
         if handled:
             _as_in_any_program()
 
@@ -445,15 +447,16 @@ def _as_in_any_program() -> None:
 
 @contextlib.contextmanager
 def cancelled_unsaid() -> Iterator[None]:
-    """Keep the event loop from logging cancellations that nobody waits for as errors.
+    """Keep the event loop from logging cancellations and interrupts that nobody waits for as errors.
 
     Verifiers scores in `wait_for(gather(…))`, of which Python 3.11 never looks at the result when the rollout is cancelled.
+    A second Ctrl-C is raised in whichever task runs. What ends by an exception leaves such tasks behind: this then stays.
     """
     loop = asyncio.get_running_loop()
     before = loop.get_exception_handler()
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if isinstance(context.get("exception"), asyncio.CancelledError):
+        if isinstance(context.get("exception"), (asyncio.CancelledError, KeyboardInterrupt)):
             return
         if before is None:
             loop.default_exception_handler(context)
@@ -461,7 +464,5 @@ def cancelled_unsaid() -> Iterator[None]:
             before(loop, context)
 
     loop.set_exception_handler(handle)
-    try:
-        yield
-    finally:
-        loop.set_exception_handler(before)
+    yield
+    loop.set_exception_handler(before)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rolltape.record.config import load_config, load_environment, load_tasks, read_toml
+from rolltape.record.config import load_config, load_environment, load_tasks, offered_tools, read_toml
 from rolltape.record.options import LiveOptions
 from rolltape.record.versions import REQUIREMENTS, check_live, check_package, check_python
 from rolltape.schema.errors import BadInput, MissingExtra, UnsupportedVersion
@@ -160,6 +160,37 @@ def test_a_dotted_taskset_runs_with_the_harness_it_bundles(tmp_path: Path) -> No
     assert (set_up.harness.id, set_up.harness.max_turns) == ("rolltape.record.demo", 4)
     other = '[taskset]\nid = "rolltape.record.demo"\n[harness]\nid = "rolltape.record.inprocess"'
     assert type(load_environment(load_config(toml(tmp_path, other))).harness).__name__ == "InProcessHarness"
+
+
+@pytest.mark.parametrize(
+    ("harness", "offered"),
+    [
+        ('id = "null"', None),
+        ('id = "default"', "the harness 'default' offers bash"),
+        ('id = "rolltape.record.inprocess"', None),
+        (
+            'id = "rolltape.record.inprocess"\ntools = ["textwrap:indent"]',
+            "the harness 'rolltape.record.inprocess' offers indent",
+        ),
+    ],
+)
+def test_tools_that_will_be_offered_are_known_before_an_episode(
+    tmp_path: Path, taskset: str, harness: str, offered: str | None
+) -> None:
+    environment = load_environment(load_config(toml(tmp_path, f'[taskset]\nid = "{taskset}"\n[harness]\n{harness}')))
+    assert offered_tools(environment, load_tasks(environment, rollouts=2)) == offered
+
+
+def test_tool_servers_of_tasks_are_known_before_an_episode(tmp_path: Path, taskset: str) -> None:
+    source = (tmp_path / f"{taskset}.py").read_text()
+    served = source.replace(
+        "class Asked(vf.Task):", "class Find(vf.Toolset): ...\n\nclass Asked(vf.Task):\n    tools = (Find,)"
+    )
+    (tmp_path / f"{taskset}_served.py").write_text(served)
+    text = f'[taskset]\nid = "{taskset}_served"\n[harness]\nid = "null"'
+    environment = load_environment(load_config(toml(tmp_path, text)))
+    offered = offered_tools(environment, load_tasks(environment, rollouts=2))
+    assert offered == f"the taskset '{taskset}_served' offers the tools of Find"
 
 
 def test_tasks_with_group_rewards_need_two_rollouts(tmp_path: Path, taskset: str) -> None:

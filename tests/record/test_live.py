@@ -23,7 +23,7 @@ from rolltape.record.cli import record, summary_text
 from rolltape.record.demo.policy import DemoPolicy
 from rolltape.record.engine import DemoEngine, Fault, Faults, write_tokenizer
 from rolltape.record.engine.faults import Switch
-from rolltape.record.live import LiveOptions, LiveSummary, run_live
+from rolltape.record.live import LiveOptions, LiveSummary, cancelled_unsaid, run_live
 from rolltape.record.progress import Quiet, StepNews, TraceNews
 from rolltape.record.recorder import Recorder
 from rolltape.replay.convert import convert
@@ -310,6 +310,20 @@ __all__ = ["Asks"]
 """
 
 
+def test_an_interrupt_inside_a_task_leaves_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        with cancelled_unsaid():
+            await asyncio.create_task(interrupted())
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    gc.collect()
+    assert caplog.records == []
+
+
 def test_rollouts_that_are_cancelled_while_they_are_scored_leave_no_errors_in_the_log(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -321,10 +335,25 @@ def test_rollouts_that_are_cancelled_while_they_are_scored_leave_no_errors_in_th
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
+SHOWS = """
+import verifiers.v1 as vf
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+class Asks(vf.Taskset[vf.Task, vf.TasksetConfig]):
+    def load(self):
+        prompt = [{"role": "user", "content": [IMAGE]}]
+        return [vf.Task(vf.TaskData(idx=0, prompt=prompt), self.config.task)]
+
+__all__ = ["Asks"]
+"""
+
+
 def test_a_request_rolltape_cannot_serve_ends_the_run_with_the_setting_to_change(bench: Bench) -> None:
-    summary, run = bench.run(renderer="default", enable_thinking=None, rollout_retries=5, steps=9, concurrency=1)
+    environment = in_process(bench.taskset(SHOWS))
+    summary, run = bench.run(environment, rollout_retries=5, steps=9, concurrency=1)
     assert summary.stopped == "unsupported"
-    assert "--renderer" in (summary.message or "")
+    assert "Use a text-only taskset" in (summary.message or "")
     assert counts(run)["error"] >= 1
     assert "retried" not in counts(run)
     assert bench.engine.requests["/generate"] == 0
@@ -476,6 +505,10 @@ def test_tasks_are_shuffled_the_same_way_for_one_seed(bench: Bench, tmp_path: Pa
         ({"engine": "http://127.0.0.1:9"}, "No engine answers at http://127.0.0.1:9"),
         ({"tokenizer": "/no/such/folder"}, "--tokenizer"),
         ({"rollouts": 1}, "@group_reward fastest, shortest"),
+        (
+            {"renderer": "default", "enable_thinking": None},
+            "offers calculator, and DefaultRenderer cannot render tools. Name",
+        ),
         ({"renderer": "qwen33"}, "There is no renderer 'qwen33' (did you mean 'qwen3'?); there are"),
     ],
 )

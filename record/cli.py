@@ -193,8 +193,8 @@ def run_with(options: LiveOptions, *, quiet: bool = False) -> Any:
     from rolltape.record.config import read_config
     from rolltape.record.versions import check_live
 
-    read_config(options.config)  # what is wrong there is said before the imports, which take seconds
     check_live()
+    read_config(options.config)  # what is wrong there is said before the imports, which take seconds
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     handler = logging.StreamHandler()
     handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))

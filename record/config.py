@@ -48,8 +48,8 @@ def load_config(path: str | Path) -> Any:
 
     Raises BadInput, UnsupportedVersion or MissingExtra with what was found and what to do.
     """
-    data = read_config(path)
     check_live()
+    data = read_config(path)
     _look_beside(Path(path), data)
     return env_config(data, path)
 

@@ -242,6 +242,8 @@ def _forwarded(config: Any) -> Sequence[str]:
 
 def _told(mapping: Mapping[Any, Any], key: Any) -> str:
     """The name of a value in a mapping, which may stand beside it: `{name: OPENAI_API_KEY, value: …}`, or `{key: …}`."""
+    if key == "key" and "value" in mapping:
+        return "name"
     beside = (mapping.get(name) for name in ("name", "key")) if key == "value" else ()
     return next((name for name in beside if isinstance(name, str)), str(key))
 

@@ -229,13 +229,12 @@ def _handed(samples: Iterable[Any], tape: Tape, *, recomputed: bool) -> dict[str
     found: dict[str, list[Any]] = {}
     for sample in _flat(samples):
         found.setdefault(sample.routing_key, []).append(sample)
-    strangers = [name for name in found if tape.rewards(name) is None]
-    if strangers:
+    known = {trace: rewards for trace in found if (rewards := tape.rewards(trace)) is not None}
+    if strangers := [trace for trace in found if trace not in known]:
         logger.warning(
             "step %d: %d traces of other steps were handed over, %s first", tape.step, len(strangers), strangers[0]
         )
-        found = {name: several for name, several in found.items() if name not in strangers}
-    return {trace: _changes(several, tape.rewards(trace) or {}, recomputed) for trace, several in found.items()}
+    return {trace: _changes(found[trace], rewards, recomputed) for trace, rewards in known.items()}
 
 
 def _changes(samples: list[Any], rewards: Mapping[str, float], recomputed: bool) -> dict[str, Any]:

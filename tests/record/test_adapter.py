@@ -15,7 +15,7 @@ import verifiers.v1 as vf
 from verifiers.v1.clients import ModelContext
 
 from rolltape.record import Recorder, attach
-from rolltape.record.adapter import close
+from rolltape.record.adapter import _handed, close
 from rolltape.record.client import RendererSettings, RolloutClient
 from rolltape.record.config import env_config, load_environment, load_tasks
 from rolltape.record.demo.policy import DemoPolicy
@@ -306,3 +306,11 @@ def test_a_folder_of_another_run_is_refused_before_any_episode(run: Path) -> Non
     Recorder.open(run, model="another").close()
     with pytest.raises(RunConflict, match="'another' then, 'demo' now"):
         call(constructed(attach(Awaited)), 0)
+
+
+def test_traces_of_another_step_that_are_handed_over_are_told_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    samples = [SimpleNamespace(routing_key=name, reward=2.0) for name in ("mine", "older")]
+    tape: Any = SimpleNamespace(step=3, rewards={"mine": {"ok": 1.0}}.get)
+    handed = _handed(samples, tape, recomputed=False)
+    assert {name: changes["handed_reward"] for name, changes in handed.items()} == {"mine": 2.0}
+    assert "step 3: 1 traces of other steps were handed over, older first" in caplog.text

@@ -42,10 +42,11 @@ from rolltape.record.worker import Worker
 from rolltape.replay.run import open_run
 from rolltape.schema import jsontext
 from rolltape.schema.commits import Commit
-from rolltape.schema.encoding import record_of, row_of
+from rolltape.schema.encoding import row_of
 from rolltape.schema.errors import BadInput, RolltapeError, RunConflict
 from rolltape.schema.paths import Part, RunPaths, check_name, folder_of
 from rolltape.schema.records import Context, Group, Outcome, Step
+from rolltape.schema.snapshots import record_of
 from rolltape.schema.storage import AnyPath, place
 from rolltape.schema.table import rows_to_table
 

@@ -26,12 +26,11 @@ import numpy.typing as npt
 
 from rolltape.schema import jsontext
 from rolltape.schema.errors import BadInput
-from rolltape.schema.layouts import V0_2_0, Layout, layout_of
-from rolltape.schema.nodes import INT32, INT64, LISTS, Nodes, text_keys
+from rolltape.schema.layouts import Layout, layout_of
+from rolltape.schema.nodes import INT32, INT64, Nodes, text_keys
 from rolltape.schema.records import Context, Turn, as_mapping, contribution, number
 from rolltape.schema.releases import calls_of, last_finish_reason, rounds_logprobs, settings_of, version_of
-
-Problems = list[str]
+from rolltape.schema.snapshots import Problems, record_of
 
 TIMINGS = ("setup", "generation", "finalize", "scoring")
 TRUNCATING = frozenset(
@@ -45,9 +44,6 @@ TRUNCATING = frozenset(
 `harness_timeout` is one of 0.2, `compaction_failed` of 0.4; neither occurs in the others.
 """
 _JSON_KEYS = ("runtime", "info", "extra_usage", "agent", "tools", "calls")
-_HEAVY = {"nodes": {"__all__": {*LISTS, "multi_modal_data", "routed_experts"}}, "info": True}
-"""What `record_of` does not let pydantic write."""
-_LIGHT = tuple(key for key in V0_2_0.node if key not in LISTS)
 
 
 @dataclass
@@ -97,59 +93,6 @@ def row_of(trace: Any, context: Context | None = None, problems: Sequence[str] =
     except Exception:  # no JSON record: a key that is no text, a set, a cycle, an object of somebody else's
         record = jsontext.plain(record, "trace", known)
         return _Encoder(record, context or Context(), known).row()
-
-
-def record_of(trace: Any, problems: Problems | None = None) -> dict[str, Any]:
-    """A Verifiers Trace object as its JSON record, with the token lists by reference and raw arrays kept.
-
-    Values that JSON does not know are written in a stable form; what is lost is named in `problems`. `info`, where
-    anybody may put anything, is taken apart here: pydantic turns NaN into null and lets keys collide without a word.
-    Raises BadInput where `trace` is no Trace.
-    """
-    problems = [] if problems is None else problems
-    if not hasattr(trace, "model_dump") or not hasattr(trace, "nodes"):
-        raise BadInput(
-            f"a {type(trace).__qualname__} is no trace: expected a Verifiers Trace object or its JSON record (a dict)."
-        )
-    try:
-        record = trace.model_dump(mode="json", exclude=_HEAVY, warnings="none", fallback=_Fallback(problems))
-    except Exception:  # cycles, bytes that are no UTF-8, keys of any type: take it apart value by value
-        record = jsontext.plain(trace.model_dump(exclude=_HEAVY, warnings="none"), "trace", problems)
-    nodes = record["nodes"]
-    for i, node in enumerate(trace.nodes[: len(nodes)]):
-        nodes[i] = _node_record(node, nodes[i])
-    result: dict[str, Any] = {}
-    for key, value in record.items():
-        if key == "extra_usage":
-            result["info"] = jsontext.as_json(trace.info, "info", problems)
-        result[key] = value
-    return result
-
-
-class _Fallback:
-    """What pydantic asks for a value of a type it does not know."""
-
-    def __init__(self, problems: Problems) -> None:
-        self.problems = problems
-
-    def __call__(self, value: Any) -> Any:
-        return jsontext.plain(value, "trace", self.problems)
-
-
-def _node_record(node: Any, light: dict[str, Any]) -> dict[str, Any]:
-    """The node's record in Verifiers' key order, its token lists taken over as they are."""
-    if tuple(light) == _LIGHT:
-        result = {key: light[key] if key in light else getattr(node, key) for key in V0_2_0.node}
-    else:  # a node with fields of its own
-        result = {}
-        for key, value in light.items():
-            if key == "finish_reason":
-                result.update((name, getattr(node, name)) for name in LISTS)
-            result[key] = value
-    for key in ("multi_modal_data", "routed_experts"):
-        if getattr(node, key, None) is not None:
-            result[key] = node.model_dump(include={key})[key]
-    return result
 
 
 class _Encoder:

@@ -4,8 +4,8 @@
     payload  length of a zstd frame (8), the zstd frame, then arrays as they are, one after the other
     zstd     length of a JSON text (8), the JSON text, then the row's long texts, one after the other
 
-Token ids, log-probs and masks are not compressed, and text only where it is long, and quickly: a frame is written once and
-gone after the step. Level 1 over everything would take 25 instead of 3 ns a token, of 80 in all, for 7 instead of 12 bytes.
+Token ids, log-probs and masks are not compressed, and text only where it is very long, and quickly: a frame is written once
+and gone after the step. Level 1 over everything would take 25 instead of 3 ns a token, of 80 in all, for 7 instead of 12 bytes.
 What is null is left out, and takes its place again when the frame is read.
 """
 
@@ -36,8 +36,8 @@ LEVEL = -20
 LONG = 64
 """Characters from which on a text stands beside the JSON: escaping it would cost more than the rest of the row."""
 
-SHORT = 8 << 10
-"""Bytes of JSON and texts up to which they are stored as they are."""
+SHORT = 128 << 10
+"""Bytes of JSON and texts below which they are stored as they are: the largest block that zstd knows."""
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _STORED = struct.Struct("<BIBH")
@@ -76,8 +76,8 @@ def pack_record(kind: str, data: dict[str, Any], row: Row | None = None, arrays:
         header["arrays"] = [len(a) for a in arrays]
         pieces += [_bytes(a, "<f4") for a in arrays]
     text = _dump(header).encode("utf-8", "surrogatepass")
-    packed = _compress(b"".join((_SIZE.pack(len(text)), text, "".join(texts).encode("utf-8", "surrogatepass"))))
-    pieces = [_SIZE.pack(len(packed)), packed, *pieces]
+    packed = _compressed((_SIZE.pack(len(text)), text, "".join(texts).encode("utf-8", "surrogatepass")))
+    pieces = [_SIZE.pack(sum(map(len, packed))), *packed, *pieces]
     size = sum(map(len, pieces))
     if size > LARGEST:
         raise BadInput(f"a {kind} record of {size} bytes; a journal frame holds at most {LARGEST}.")
@@ -92,25 +92,21 @@ def checksum(size: int, pieces: Sequence[Any]) -> int:
     return crc
 
 
-def _compress(data: bytes) -> bytes:
-    """As a zstd frame, by a compressor of this thread: making one costs as much as packing a short trace."""
-    if len(data) < SHORT:
-        return _stored(data)
-    found: tuple[int, Any] | None = getattr(_local, "compressor", None)
-    if found is None or found[0] != LEVEL:
-        found = _local.compressor = (LEVEL, zstandard.ZstdCompressor(level=LEVEL).compress)
-    packed: bytes = found[1](data)
-    return packed
+def _compressed(parts: Sequence[bytes]) -> Sequence[bytes]:
+    """`parts` as one zstd frame, in pieces.
 
-
-def _stored(data: bytes) -> bytes:
-    """As a zstd frame of one block that is not compressed (RFC 8878, 3.1.1).
-
-    A compressor lets other threads run meanwhile; coming back costs a thread more than packing a short trace.
+    Short ones in one block that is not compressed (RFC 8878, 3.1.1): a compressor lets other threads run meanwhile, and
+    coming back costs a thread more than packing a trace.
     """
-    descriptor = 0b10_1_00000  # the length as four bytes, a single segment, no checksum
-    block = len(data) << 3 | 1  # the last block, and raw
-    return b"".join((_ZSTD, _STORED.pack(descriptor, len(data), block & 0xFF, block >> 8), data))
+    size = sum(map(len, parts))
+    if size < SHORT:
+        descriptor = 0b10_1_00000  # the length as four bytes, a single segment, no checksum
+        block = size << 3 | 1  # the last block, and raw
+        return _ZSTD, _STORED.pack(descriptor, size, block & 0xFF, block >> 8), *parts
+    found: tuple[int, Any] | None = getattr(_local, "compressor", None)
+    if found is None or found[0] != LEVEL:  # making one costs as much as packing a short trace
+        found = _local.compressor = (LEVEL, zstandard.ZstdCompressor(level=LEVEL).compress)
+    return (found[1](b"".join(parts)),)
 
 
 def _bytes(array: Any, dtype: str) -> memoryview:
@@ -136,16 +132,15 @@ def _row_header(row: Row, texts: list[str]) -> dict[str, Any]:
 
 def _row_arrays(row: Row, header: dict[str, Any]) -> list[Any]:
     """The row's arrays; their lengths go into `header`."""
-    unknown = row.content < 0
     header["tokens"], header["logprobs"] = len(row.ids), len(row.logprobs)
     header["all_known"] = row.known is row.sampled or bool((row.known == row.sampled).all())
-    header["content"] = bool(unknown.any())
+    header["content"] = bool(len(row.content) and row.content.min() < 0)
     pieces = [_bytes(row.ids, "<i4"), _bytes(row.logprobs, "<f4"), np.packbits(row.sampled).data]
     if not header["all_known"]:
         pieces.append(np.packbits(row.known).data)
     pieces.append(np.packbits(row.content > 0).data)
     if header["content"]:
-        pieces.append(np.packbits(unknown).data)
+        pieces.append(np.packbits(row.content < 0).data)
     extra = pack_extra(row.extra) if row.extra else b""
     header["extra"] = len(extra)
     return [*pieces, extra]

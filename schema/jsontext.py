@@ -83,6 +83,8 @@ def _with_room(function: Callable[[_In], _Out], argument: _In) -> _Out:
 
 def as_json(value: Any, path: str, problems: list[str]) -> Any:
     """A copy of `value` as JSON values; what is none of them is handled and named as by `plain`."""
+    if type(value) is dict and not value:
+        return {}
     try:
         text = _RAW(value)
         _check_keys(value)

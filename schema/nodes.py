@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,8 @@ class Nodes:
 
     def _keys(self, layout: Layout) -> bool:
         """Whether messages hold nothing but what columns hold; a key order that is not the layout's is kept."""
+        if self._in_order_of(layout):
+            return True
         found: dict[Any, int] = {}
         index = []
         for node in self.nodes:
@@ -72,6 +75,18 @@ class Nodes:
             text_keys((*node_keys, *(message_keys or ())))
         self.extra["node_keys"] = {"kinds": [keys[:2] for keys in found], "index": index}
         return all(keys is not None and _MESSAGE_COLUMNS.issuperset(keys) for _, keys, _ in found)
+
+    def _in_order_of(self, layout: Layout) -> bool:
+        """Whether all nodes and messages have just the layout's keys, in its order: mostly so, and quickly found."""
+        if list(map(tuple, self.nodes)).count(layout.node) != len(self.nodes):
+            return False
+        messages = [node["message"] for node in self.nodes]
+        if not {dict}.issuperset(map(type, messages)):
+            return False
+        roles = [message.get("role") for message in messages]
+        return {str}.issuperset(map(type, roles)) and list(map(tuple, messages)) == list(
+            map(layout.messages.get, roles)
+        )
 
     def _columns_at_once(self) -> bool:
         """Fill the columns from all nodes in one go; False where a value is not what its column holds exactly.
@@ -104,8 +119,9 @@ class Nodes:
         else:
             for i, call in enumerate(calls):
                 self._tool_calls(i, call)
-        for i, node in enumerate(self.nodes):
-            self._others(i, node)
+        if "node_keys" in self.extra:
+            for i, node in enumerate(self.nodes):
+                self._others(i, node)
         return True
 
     def _keep(self, i: int, key: str, value: Any) -> None:
@@ -325,6 +341,8 @@ def _all_or_none(sizes: list[int], full: list[int]) -> bool:
 
 def _counts(mask: npt.NDArray[np.bool_], sizes: list[int]) -> list[int]:
     """True values in each of the consecutive pieces of `mask`."""
+    if all(sizes):
+        return np.add.reduceat(mask, [0, *accumulate(sizes[:-1])], dtype=np.intp).tolist() if sizes else []
     counts, start = [], 0
     for size in sizes:
         counts.append(int(np.count_nonzero(mask[start : start + size])) if size else 0)

@@ -20,8 +20,9 @@ from schema_records import record, text_of
 from verifiers.v1.trace import WireTrace
 
 from rolltape.schema import decode, encode
-from rolltape.schema.encoding import record_of, row_of
+from rolltape.schema.encoding import row_of
 from rolltape.schema.parquet import read_parquet, write_parquet
+from rolltape.schema.snapshots import record_of
 from rolltape.schema.table import rows_to_table
 
 

@@ -1,0 +1,123 @@
+"""The JSON record of a live Verifiers Trace: what a recorder keeps of it before the episode goes on."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from rolltape.schema import jsontext
+from rolltape.schema.errors import BadInput
+from rolltape.schema.layouts import V0_2_0
+from rolltape.schema.nodes import LISTS
+
+Problems = list[str]
+
+_RAW = ("multi_modal_data", "routed_experts")
+"""What a node holds as arrays."""
+_HEAVY = {"__all__": {*LISTS, *_RAW}}
+"""What pydantic is not to write of nodes."""
+_ALL = {"__all__": True}
+_LIGHT = tuple(key for key in V0_2_0.node if key not in LISTS)
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+_IN_NODES = _SCALARS | {list, dict}
+_PLAIN = frozenset(
+    (
+        "verifiers.v1.graph.MessageNode",
+        *(f"verifiers.v1.types.{name}Message" for name in ("System", "User", "Assistant", "Tool")),
+        *("verifiers.v1.types.ToolCall", "verifiers.v1.types.Usage"),
+    )
+)
+"""Models whose fields pydantic writes as they are, but for a node's arrays."""
+
+
+def record_of(trace: Any, problems: Problems | None = None) -> dict[str, Any]:
+    """A Verifiers Trace object as its JSON record, with the token lists by reference and raw arrays kept.
+
+    Values that JSON does not know are written in a stable form; what is lost is named in `problems`. `info`, where
+    anybody may put anything, is taken apart here: pydantic turns NaN into null and lets keys collide without a word.
+    Raises BadInput where `trace` is no Trace.
+    """
+    problems = [] if problems is None else problems
+    if not hasattr(trace, "model_dump") or not hasattr(trace, "nodes"):
+        raise BadInput(
+            f"a {type(trace).__qualname__} is no trace: expected a Verifiers Trace object or its JSON record (a dict)."
+        )
+    nodes, info = _plain_nodes(trace.nodes), trace.info
+    exclude = {"nodes": _HEAVY if nodes is None else _ALL, "info": _ALL if type(info) is dict else True}
+    record: dict[str, Any]
+    try:
+        record = trace.model_dump(mode="json", exclude=exclude, warnings="none", fallback=_Fallback(problems))
+    except Exception:  # cycles, bytes that are no UTF-8, keys of any type: take it apart value by value
+        record = jsontext.plain(trace.model_dump(exclude=exclude, warnings="none"), "trace", problems)
+    if nodes is None:
+        nodes = [_node_record(*pair) for pair in zip(trace.nodes, record["nodes"], strict=False)]
+    record["nodes"], record["info"] = nodes, jsontext.as_json(info, "info", problems)
+    return record
+
+
+class _Fallback:
+    """What pydantic asks for a value of a type it does not know."""
+
+    def __init__(self, problems: Problems) -> None:
+        self.problems = problems
+
+    def __call__(self, value: Any) -> Any:
+        return jsontext.plain(value, "trace", self.problems)
+
+
+def _plain_nodes(nodes: Any) -> list[dict[str, Any]] | None:
+    """The records of nodes that hold Verifiers' own models of plain values; None where one holds anything else.
+
+    The usual case, several times faster than pydantic, in the thread of the event loop.
+    """
+    records = []
+    for node in nodes:
+        if not _is_plain(node.__class__):
+            return None
+        record = node.__dict__.copy()
+        if record.pop("multi_modal_data", None) is not None or record.pop("routed_experts", None) is not None:
+            return None
+        record["message"] = _plain(record.get("message"))
+        if record.get("usage") is not None:
+            record["usage"] = _plain(record["usage"])
+        if not _IN_NODES.issuperset(map(type, record.values())) or record["message"] is None:
+            return None
+        records.append(record)
+    return records
+
+
+def _plain(model: Any) -> Any:
+    """The fields of a model of plain values in their order; the model itself where it holds others."""
+    if not _is_plain(model.__class__):
+        return model
+    values = model.__dict__.copy()
+    if not _SCALARS.issuperset(map(type, values.values())):
+        for key, value in values.items():
+            if type(value) is list:  # calls of tools
+                values[key] = [_plain(part) for part in value if _is_plain(part.__class__)]
+                if len(values[key]) != len(value) or not {dict}.issuperset(map(type, values[key])):
+                    return model
+            elif type(value) not in _SCALARS:
+                return model
+    return values
+
+
+@lru_cache(64)
+def _is_plain(kind: Any) -> bool:
+    return f"{kind.__module__}.{kind.__qualname__}" in _PLAIN
+
+
+def _node_record(node: Any, light: dict[str, Any]) -> dict[str, Any]:
+    """The node's record in Verifiers' key order, its token lists taken over as they are."""
+    if tuple(light) == _LIGHT:
+        result = {key: light[key] if key in light else getattr(node, key) for key in V0_2_0.node}
+    else:  # a node with fields of its own
+        result = {}
+        for key, value in light.items():
+            if key == "finish_reason":
+                result.update((name, getattr(node, name)) for name in LISTS)
+            result[key] = value
+    for key in _RAW:
+        if getattr(node, key, None) is not None:
+            result[key] = node.model_dump(include={key})[key]
+    return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import random
 import struct
@@ -38,6 +39,34 @@ def test_what_is_stored_is_a_zstd_frame_as_any_other(size: int) -> None:
     assert zstandard.get_frame_parameters(payload[8:]).content_size == len(data)
     assert (len(data) < length) == (len(data) < frames.SHORT)
     assert frames.unpack_frame(frame).data == {"text": "\u00e9x" * (size // 3)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        math.inf,
+        -math.inf,
+        -0.0,
+        5e-324,
+        1e16,
+        2**70,
+        -(2**200),
+        True,
+        None,
+        '\u2028\x00"\\é😀',
+        "\ud800",
+        {"\udfff": []},
+    ],
+    ids=ascii,
+)
+def test_values_read_back_whoever_wrote_their_json(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert frames._to_json is not None
+    first = pack_record("note", {"value": value, "nan": math.nan})
+    monkeypatch.setattr(frames, "_to_json", None)
+    for frame in (first, pack_record("note", {"value": value, "nan": math.nan})):
+        found = frames.unpack_frame(frame).data
+        assert math.isnan(found.pop("nan"))
+        assert repr(found) == repr({"value": value})
 
 
 def packed(*names: str, tokens: int = 3) -> list[bytes]:

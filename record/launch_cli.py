@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rolltape.record.launch import Plan, command_helpers, launch, plan_launch
 from rolltape.record.launch_options import LaunchOptions
 from rolltape.replay.console import err, out, print_json
 from rolltape.replay.tokenizer import HELP
 from rolltape.schema.errors import MissingExtra
 from rolltape.schema.storage import place
+
+if TYPE_CHECKING:
+    from rolltape.record.launch import Plan
 
 MODEL, SIZES, ACTORS = "Model and folders", "Sizes", "Miles"
 
@@ -104,6 +106,8 @@ def launch_command(
     Example: rolltape launch --taskset code-golf-v1 --run runs/golf --dry-run
     """
     given = dict(locals())
+    from rolltape.record.launch import launch, plan_launch
+
     config, extra = _split(list(arguments or []))
     chosen = {name: given[name] for name in LaunchOptions.__dataclass_fields__ if name in given}
     for name in ("env", "pythonpath", "without"):
@@ -137,6 +141,8 @@ def _show(plan: Plan) -> None:
         for number, (name, values) in enumerate(plan.arguments.items(), 1)
     ]
     _say("python3 train.py \\", *(f"    {word}" for word in words))
+    from rolltape.record.launch import command_helpers
+
     notes: list[Any] = list(plan.problems)
     try:
         command_helpers()

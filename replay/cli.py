@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
+import inspect
 import itertools
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import click
+import pyarrow as pa
 import typer
 from typer.core import TyperGroup
 
@@ -44,8 +50,29 @@ _ORDER = (
 )
 
 
+_PACKAGE = {"live": "verifiers"}
+"""What tells that an extra is not installed, without importing anything."""
+
+
 class _Commands(TyperGroup):
     """The commands of this module, and those of others, loaded when they are needed."""
+
+    _listing = False
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands, of which none is loaded: all of them together import for seconds."""
+        self._listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._listing = False
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is called."""
+        name = args[0] if args else ""
+        if not _ELSEWHERE.get(name, ("", "", ""))[2] and name != "notebook":
+            _without_pandas()
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order people meet them."""
@@ -57,30 +84,61 @@ class _Commands(TyperGroup):
         if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
         module, function, extra = _ELSEWHERE[cmd_name]
+        if self._listing:
+            return click.Command(cmd_name, help=_summary(cmd_name))
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
         try:
             found = importlib.import_module(module)
             single.command(cmd_name, context_settings=getattr(found, "CONTEXT", None))(getattr(found, function))
         except ImportError as error:
             anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-            single.command(cmd_name, help=_missing(cmd_name, extra, error), context_settings=anything)(
-                _stub(cmd_name, extra, error)
-            )
+            sentence = _missing(cmd_name, extra, getattr(error, "name", None) or str(error))
+            single.command(cmd_name, help=sentence, context_settings=anything)(_stub(sentence))
         command = typer.main.get_command(single)
         command.name = cmd_name
         return command
 
 
-def _missing(name: str, extra: str, error: ImportError) -> str:
-    needs = getattr(error, "name", None) or str(error)
+def _missing(name: str, extra: str, needs: str) -> str:
     return f"`rolltape {name}` needs the extra '{extra}' ({needs} is missing): pip install 'rolltape[{extra}]'."
 
 
-def _stub(name: str, extra: str, error: ImportError) -> Any:
+def _stub(sentence: str) -> Any:
     def stub() -> None:
-        raise MissingExtra(_missing(name, extra, error))
+        raise MissingExtra(sentence)
 
     return stub
+
+
+def _summary(name: str) -> str:
+    """What a command of another module is for, out of the text of that module."""
+    module, function, extra = _ELSEWHERE[name]
+    needs = _PACKAGE.get(extra)
+    if needs and importlib.util.find_spec(needs) is None:
+        return _missing(name, extra, needs)
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    found = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == function)
+    return inspect.cleandoc(ast.get_docstring(found) or "")
+
+
+def _without_pandas() -> None:
+    """Let pyarrow find no pandas: it imports it at its first array, for a second or more, and no command needs it."""
+    if "pandas" not in sys.modules:
+        sys.meta_path.insert(0, _NoPandas)
+        try:
+            pa.array([None])
+        finally:
+            sys.meta_path.remove(_NoPandas)
+
+
+class _NoPandas:
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name=name)
 
 
 app = typer.Typer(

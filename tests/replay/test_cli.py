@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import json
 import subprocess
 import sys
@@ -9,8 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import pyarrow as pa
 import pytest
+import typer
 from replay_build import TRACES, put_run, put_step, turn
 
 from rolltape.replay import cli
@@ -263,6 +267,38 @@ def test_a_command_that_cannot_be_loaded_takes_any_arguments_and_says_why(
     assert code == 2
     assert is_one_sentence(err)
     assert "`rolltape record` needs the extra 'live' (a_package_that_is_missing is missing)" in err
+
+
+@pytest.mark.parametrize("name", cli._ELSEWHERE)
+def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
+    command = typer.main.get_command(cli.app)
+    assert isinstance(command, cli._Commands)
+    context = click.Context(command)
+    loaded = command.get_command(context, name).help
+    assert inspect.cleandoc(loaded) == cli._summary(name)
+
+
+def test_the_list_of_commands_says_what_is_not_installed() -> None:
+    done = without_live_packages(("--help",))
+    assert done.stdout.count("needs the extra 'live'") == sum(extra == "live" for *_, extra in cli._ELSEWHERE.values())
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["list", "."], ["stats", "--help"], ["sql", "--help"], ["launch", "--help"]]
+)
+def test_commands_that_read_load_neither_pandas_nor_verifiers(words: list[str], tmp_path: Path) -> None:
+    assert importlib.util.find_spec("pandas"), "what is not there cannot be loaded"
+    code = (
+        "import sys, rolltape.replay.cli as cli\n"
+        f"sys.argv[1:] = {words}\n"
+        "try: cli.main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print([m for m in ('pandas', 'verifiers', 'transformers') if m in sys.modules], file=sys.stderr)"
+    )
+    put_run(tmp_path)
+    put_step(tmp_path, 0, [turn()])
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
 
 
 def test_importing_the_reading_side_loads_no_live_package() -> None:

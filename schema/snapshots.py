@@ -20,6 +20,8 @@ _ALL = {"__all__": True}
 _LIGHT = tuple(key for key in V0_2_0.node if key not in LISTS)
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _IN_NODES = _SCALARS | {list, dict}
+_MODELS = ("message", "usage")
+"""What a node holds as models."""
 _PLAIN = frozenset(
     (
         "verifiers.v1.graph.MessageNode",
@@ -77,28 +79,30 @@ def _plain_nodes(nodes: Any) -> list[dict[str, Any]] | None:
         record = node.__dict__.copy()
         if record.pop("multi_modal_data", None) is not None or record.pop("routed_experts", None) is not None:
             return None
-        record["message"] = _plain(record.get("message"))
-        if record.get("usage") is not None:
-            record["usage"] = _plain(record["usage"])
-        if not _IN_NODES.issuperset(map(type, record.values())) or record["message"] is None:
+        for key in _MODELS:
+            if record.get(key) is not None:
+                record[key] = _plain(record[key])
+                if record[key] is None:
+                    return None
+        if not _IN_NODES.issuperset(map(type, record.values())):
             return None
         records.append(record)
     return records
 
 
-def _plain(model: Any) -> Any:
-    """The fields of a model of plain values in their order; the model itself where it holds others."""
+def _plain(model: Any) -> dict[str, Any] | None:
+    """The fields of a model of plain values in their order; None where it is none."""
     if not _is_plain(model.__class__):
-        return model
-    values = model.__dict__.copy()
+        return None
+    values: dict[str, Any] = model.__dict__.copy()
     if not _SCALARS.issuperset(map(type, values.values())):
         for key, value in values.items():
             if type(value) is list:  # calls of tools
-                values[key] = [_plain(part) for part in value if _is_plain(part.__class__)]
-                if len(values[key]) != len(value) or not {dict}.issuperset(map(type, values[key])):
-                    return model
+                values[key] = parts = list(map(_plain, value))
+                if None in parts:
+                    return None
             elif type(value) not in _SCALARS:
-                return model
+                return None
     return values
 
 

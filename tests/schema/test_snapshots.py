@@ -145,8 +145,9 @@ class OwnNode(MessageNode):
         MessageNode.model_construct(message=Own(content="a"), token_ids=[], mask=[], is_content=[], logprobs=[]),
         MessageNode.model_construct(message=UserMessage(content="a"), timestamp=np.float64(2)),
         OwnNode(message=UserMessage(content="a")),
+        MessageNode(message=AssistantMessage(content="a", tool_calls=[])).model_copy(update={"usage": {"cost": 1}}),
     ],
-    ids=["parts", "state", "experts", "subclass", "number", "node"],
+    ids=["parts", "state", "experts", "subclass", "number", "node", "mapping"],
 )
 def test_anything_else_takes_the_long_way(node: Any) -> None:
     assert not is_plain(traced(node))

@@ -15,14 +15,14 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 
 from rolltape.replay.chosen import chosen_splits
-from rolltape.replay.console import out, print_json, printable, progress
+from rolltape.replay.console import err, out, print_json, printable, progress
 from rolltape.replay.listing import is_locked
 from rolltape.replay.rollouts import PassRule
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.stats import Stats, stats
 from rolltape.replay.stats_tables import heading, render
 from rolltape.replay.words import counted, duration, shortened, size
-from rolltape.schema.errors import BadInput
+from rolltape.schema.errors import BadInput, RunNotFound
 from rolltape.schema.storage import AnyPath, listed
 
 SECONDS = 2.0
@@ -50,7 +50,9 @@ def stats_command(
         int | None, typer.Option(help="This attempt instead of the newest of each step.", show_default=False)
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every step or task on a line of its own.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Follow a run that is being recorded, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Follow a run that is being recorded, or will be, until Ctrl-C.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, always every step or task.")] = False,
 ) -> None:
     """Say what was rewarded, how long, how often it failed, and what became of it.
@@ -79,10 +81,12 @@ def stats_command(
         raise BadInput("--watch shows tables; call `rolltape stats --json` again for new figures.")
     rule = PassRule.parse(passed)
     choice = {"steps": step or None, "rule": rule, "last": last, "attempt": attempt}
-    asked = _Asked(run, split or [], evaluations, by, everything, choice)
     if watch:
-        _watch(asked)
+        with suppress(KeyboardInterrupt):
+            _wait(run)
+            _watch(_Asked(run, split or [], evaluations, by, everything, choice))
         return
+    asked = _Asked(run, split or [], evaluations, by, everything, choice)
     with progress("reading, files") as tell:
         found = asked.look(tell)
     if as_json:
@@ -123,18 +127,33 @@ class _Asked:
 # -- following a run
 
 
+def _wait(path: str) -> None:
+    """Until there is a run, which a trainer may make an hour after it was started."""
+    said = False
+    while True:
+        try:
+            open_run(path)
+            return
+        except RunNotFound as error:
+            if Path(path).is_file():
+                raise
+            if not said:
+                err.print(
+                    f"{error} Waiting for it; Ctrl-C ends.", style="dim", markup=False, highlight=False, soft_wrap=True
+                )
+            said = True
+        time.sleep(SECONDS)
+
+
 def _watch(asked: _Asked) -> None:
-    """Show the run again whenever something was committed, until Ctrl-C."""
-    try:
-        if out.is_terminal:
-            with Live(console=out, auto_refresh=False) as live:
-                for shown, status in _frames(asked):
-                    live.update(_screen(shown, status), refresh=True)
-        else:
+    """Show the run again whenever something was committed."""
+    if out.is_terminal:
+        with Live(console=out, auto_refresh=False) as live:
             for shown, status in _frames(asked):
-                out.print(Group(shown, status))
-    except KeyboardInterrupt:
-        return
+                live.update(_screen(shown, status), refresh=True)
+    else:
+        for shown, status in _frames(asked):
+            out.print(Group(shown, status))
 
 
 def _screen(shown: RenderableType, status: Text) -> RenderableType:

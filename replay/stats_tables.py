@@ -66,7 +66,8 @@ def heading(stats: Stats) -> str:
     tries = f"{counted(total.tries, 'try', 'tries')} with {counted(total.sampled, 'sampled token')}"
     counts = f"{counted(total.rollouts, 'rollout')}, {tries}"
     took = f" in {duration(total.seconds)}" if total.seconds is not None else ""
-    return f"{stats.split}, {of_steps(total.steps)}: {counts}{took}"
+    steps = f", {of_steps(total.steps)}" if total.steps else ""
+    return f"{stats.split}{steps}: {counts}{took}"
 
 
 # -- a line a step or task

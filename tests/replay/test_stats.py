@@ -510,6 +510,7 @@ def test_a_run_without_traces_says_so(tmp_path: Path, rolltape: Cli) -> None:
     put_run(tmp_path)
     code, out, _ = rolltape("stats", tmp_path)
     assert code == 0
+    assert "train: 0 rollouts, 0 tries" in out
     assert "No traces in train" in out
     put_step(tmp_path, 0, [])
     code, out, _ = rolltape("stats", tmp_path)
@@ -552,6 +553,41 @@ def test_a_run_that_grows_is_followed_until_ctrl_c(tmp_path: Path) -> None:
     assert any("train, steps 0–1: 2 rollouts," in line for line in second)
     assert (watching.returncode, err) == (0, "")
     assert "Traceback" not in out
+
+
+def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = [sys.executable, "-m", "rolltape.replay.cli", "stats", str(run), "--watch"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        try:
+            said = watching.stderr.readline()
+            put_step(put_run(run), 0, [turn(id="a", reward=0.5)])
+            first = _until(watching.stdout, "nobody records; Ctrl-C ends")
+            watching.send_signal(signal.SIGINT)
+            watching.communicate(timeout=60)
+        finally:
+            watching.kill()
+    assert said.startswith(f"{run} does not exist; ")
+    assert said.endswith(" Waiting for it; Ctrl-C ends.\n")
+    assert any("train, step 0: 1 rollout," in line or "No traces in train" in line for line in first)
+    assert watching.returncode == 0
+
+
+def test_waiting_for_a_run_ends_with_ctrl_c_and_never_begins_at_a_file(tmp_path: Path, rolltape: Cli) -> None:
+    words = [sys.executable, "-m", "rolltape.replay.cli", "stats", str(tmp_path), "--watch"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stderr is not None
+        try:
+            assert "holds no run.json" in watching.stderr.readline()
+            watching.send_signal(signal.SIGINT)
+            assert watching.communicate(timeout=60) == ("", "")
+        finally:
+            watching.kill()
+    assert watching.returncode == 0
+    (tmp_path / "file").write_text("x")
+    assert rolltape("stats", tmp_path / "file", "--watch")[0] == 2
 
 
 @pytest.mark.parametrize("height", [12, 40, 60])

@@ -18,10 +18,19 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
 import zstandard
+
+try:
+    from pydantic_core import to_json as _write
+except ImportError:
+    pydantic_json: Callable[..., bytes] | None = None
+else:
+    pydantic_json = _write
+"""A writer of JSON several times as fast as the standard library's, where Verifiers has brought it."""
 
 _STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _LOOSE = json.JSONEncoder(ensure_ascii=True, allow_nan=True, separators=(",", ":")).encode
@@ -35,6 +44,11 @@ _DEEPEST = 100
 _LONGEST_INT = 1 << 14_000
 """Below the 4,300 digits that Python refuses to write or read."""
 _NESTED = (dict, list, tuple)
+_SIMPLE = frozenset((str, int, bool, type(None)))
+_TEXT = frozenset((str,))
+_LISTS = frozenset((dict, list))
+_INT64 = range(-(1 << 63), 1 << 63)
+_MOST_NESTED = 1000
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
@@ -57,6 +71,9 @@ def to_json(value: Any) -> tuple[str, bool]:
     """
     if not value and type(value) in (dict, list):  # what most records hold in most places
         return ("{}" if type(value) is dict else "[]"), True
+    if pydantic_json is not None and _is_simple(value):
+        with suppress(Exception):  # a lone surrogate
+            return pydantic_json(value).decode(), True
     try:
         text, exact = _STRICT(value), True
     except ValueError as error:
@@ -66,6 +83,26 @@ def to_json(value: Any) -> tuple[str, bool]:
     _check_keys(value)
     cleaned, valid = clean_text(text)
     return cleaned, exact and valid
+
+
+def _is_simple(value: Any) -> bool:
+    """Whether `value` is made of text, integers of 64 bits, booleans and null: everybody writes the same JSON of these."""
+    todo: list[Any] = [[value]]
+    for _ in range(_MOST_NESTED):  # a cycle has no end
+        if not todo:
+            return True
+        item = todo.pop()
+        if type(item) is dict and not _TEXT.issuperset(map(type, item)):
+            return False
+        parts = item.values() if type(item) is dict else item
+        kinds = set(map(type, parts))
+        if int in kinds and not all(type(part) is not int or part in _INT64 for part in parts):
+            return False
+        if not kinds <= _SIMPLE:
+            if not kinds <= _SIMPLE | _LISTS:
+                return False
+            todo += [part for part in parts if type(part) in _LISTS]
+    return False
 
 
 def from_json(text: str) -> Any:

@@ -173,6 +173,8 @@ def contribution(value: Any) -> float | None:
 
 def number(value: Any) -> float | None:
     """`value` as a float where it is a number (True is 1, as Verifiers sums it); None where it is none, or too large."""
+    if type(value) is float:
+        return value
     if not isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
         return None
     try:

@@ -60,9 +60,9 @@ def test_what_is_stored_is_a_zstd_frame_as_any_other(size: int) -> None:
     ids=ascii,
 )
 def test_values_read_back_whoever_wrote_their_json(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert frames._to_json is not None
+    assert frames.pydantic_json is not None
     first = pack_record("note", {"value": value, "nan": math.nan})
-    monkeypatch.setattr(frames, "_to_json", None)
+    monkeypatch.setattr(frames, "pydantic_json", None)
     for frame in (first, pack_record("note", {"value": value, "nan": math.nan})):
         found = frames.unpack_frame(frame).data
         assert math.isnan(found.pop("nan"))

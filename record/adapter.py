@@ -30,9 +30,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.record.recorder import Recorder
-from rolltape.record.resume import continued
 from rolltape.record.tape import Tape
-from rolltape.replay.run import open_run
 from rolltape.schema.errors import BadInput, RolltapeError
 from rolltape.schema.paths import folder_of
 from rolltape.schema.storage import place as place_of
@@ -92,7 +90,6 @@ class _Attachment:
                 f"no folder to record into: set {RUN_VARIABLE}, forward it to the rollout actor, or pass run=… to attach()."
             )
         self.adapter, self.options = adapter, dict(options)
-        self._next_group: dict[str, int] = {}
         self._last_step: dict[str, int] = {}
         self._episode = adapter.env.episode
         adapter.env.episode = self._recorded_episode
@@ -151,21 +148,17 @@ class _Attachment:
         if evaluation:  # Miles evaluates one rollout id twice where it evaluates after every step
             step = max(step, self._last_step.get(folder, -1) + 1)
         self._last_step[folder] = step
-        if folder not in self._next_group:
-            self._next_group[folder] = continued(open_run(self.folder), folder, recorder.writer)[1].next_group_index
         return Tape(
             recorder,
             step=step,
             split=split,
             eval_name=name,
-            first_group=self._next_group[folder],
             context={"tokenizer": self._tokenizer()},
             environment=self.adapter.env if hasattr(self.adapter.env, "config") else None,
         )
 
     def _end(self, tape: Tape) -> dict[str, Any]:
         """Further fields of the step record."""
-        self._next_group[folder_of(tape.split, tape.eval_name)] = tape.next_group
         return {"cursor": getattr(self.adapter, "_next_train_task_idx", None) if tape.split == "train" else None}
 
     def _emitted(self, tape: Tape, output: Any) -> dict[str, dict[str, Any]] | None:

@@ -35,7 +35,7 @@ from rolltape.record.encoder import Encoder
 from rolltape.record.folder import Home, enter, installed_versions, joined_attempt, next_attempt, one_at_a_time
 from rolltape.record.parts import chunks, counted, sound_outcome, sound_record, write_part
 from rolltape.record.recover import Recovered, outcome_record, settle
-from rolltape.record.resume import after_everything
+from rolltape.record.resume import after_everything, continued
 from rolltape.record.secrets import Secrets
 from rolltape.record.store import Entry, JournalStore, StepKey, StoreOptions, place_of
 from rolltape.record.worker import Worker
@@ -143,6 +143,7 @@ class Recorder:
         self._lock = RLock()  # close() may be called by a signal handler, in the middle of anything
         self._started: Counter[StepKey] = Counter()
         self._late: dict[StepKey, set[str]] = {}
+        self._groups: dict[str, int] = {}
         self._pending: list[_Pending] = []
         self._made: tuple[list[Entry], pa.Table] | None = None
         """Rows of a step that are one table, and the table."""
@@ -215,6 +216,17 @@ class Recorder:
         EnvConfig with the variables it forwards, or JSON values."""
         with self._lock:
             self.secrets = self.secrets.knowing(*configs)
+
+    def next_group(self, split: str, eval_name: str | None = None, n: int = 1) -> int:
+        """The first of `n` group indices that nobody else gets: groups of a split are numbered on from step to step, from
+        attempt to attempt, and by each writer in a lane of its own."""
+        folder = folder_of(split, eval_name)
+        with self._lock:
+            if folder not in self._groups:
+                self._groups[folder] = continued(open_run(self.paths.root), folder, self.writer)[1].next_group_index
+            first = self._groups[folder]
+            self._groups[folder] += n
+            return first
 
     # -- while a step runs
 

@@ -81,7 +81,7 @@ class Tape:
         step: int,
         split: str = "train",
         eval_name: str | None = None,
-        first_group: int = 0,
+        first_group: int | None = None,
         context: Mapping[str, Any] | None = None,
         turns: Turns | None = None,
         environment: Any = None,
@@ -91,9 +91,11 @@ class Tape:
         `context`: fields of `Context` that are the same for all traces (model, tokenizer, sampling, renderer).
 
         `turns`: gives what the engine said of a trace's turns, by trace id.
+
+        `first_group`: number the groups from there on, instead of on from the last step's.
         """
         self.recorder, self.step, self.split, self.eval_name = recorder, step, split, eval_name
-        self.next_group = first_group
+        self._next_group = first_group
         self.ended = False
         self._context, self._turns = dict(context or {}), turns
         self._episodes: list[_Episode] = []
@@ -103,11 +105,19 @@ class Tape:
         """Harness, task's configuration and client of the last episode."""
         if environment is not None:
             recorder.know(environment.config)
+        self._group_indices(0)
+
+    def _group_indices(self, n: int) -> int:
+        """The first of `n` indices that groups get now."""
+        if self._next_group is None:
+            return self.recorder.next_group(self.split, self.eval_name, n)
+        self._next_group += n
+        return self._next_group - n
 
     # -- while episodes run
 
     def episode(self, episode: Any) -> Any:
-        """`episode` itself, changed so that its run is recorded. Its group gets the next index of the step.
+        """`episode` itself, changed so that its run is recorded. Its group gets the next index.
 
         Raises BadInput where the step has ended.
         """
@@ -116,8 +126,7 @@ class Tape:
         if self.ended:
             raise BadInput(f"step {self.step} of {self.split!r} has ended; make a Tape for the next one.")
         names = tuple(f.__name__ for f in discover_decorated(episode.task, "group_reward"))
-        kept = _Episode(self.next_group, len(episode.rollouts), names)
-        self.next_group += 1
+        kept = _Episode(self._group_indices(1), len(episode.rollouts), names)
         self._episodes.append(kept)
         self._learn(episode.rollouts[0])
         for number, rollout in enumerate(episode.rollouts):
@@ -308,7 +317,12 @@ class Tape:
     def _record(self, record: Mapping[str, Any]) -> Step:
         self.ended = True
         return Step(
-            **{"next_group_index": self.next_group, "started_at": self._started_at, "ended_at": time.time(), **record}
+            **{
+                "next_group_index": self._group_indices(0),
+                "started_at": self._started_at,
+                "ended_at": time.time(),
+                **record,
+            }
         )
 
     async def end(self, emitted: Mapping[str, Any] | None = None, **record: Any) -> Committed:

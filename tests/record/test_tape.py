@@ -25,6 +25,7 @@ from rolltape.record.engine import DemoEngine, Fault, Faults, write_tokenizer
 from rolltape.record.engine.faults import Switch
 from rolltape.record.inprocess.harness import close_client
 from rolltape.record.recorder import NotRecorded
+from rolltape.record.resume import first_index
 from rolltape.record.sampling import Limits
 from rolltape.record.transport import SGLangTransport
 from rolltape.replay.run import Run, open_run
@@ -284,6 +285,37 @@ def test_a_group_reward_that_raises_reaches_the_caller_and_costs_the_group(bench
     assert "no referee" in run.table(columns=["reason"]).to_pylist()[0]["reason"]
     assert [group.group_index for group in run.groups()] == [8]
     assert (run.steps()[0].cursor, run.steps()[0].next_group_index) == (5, 9)
+
+
+def test_groups_are_numbered_on_from_step_to_step_and_from_attempt_to_attempt(bench: Bench) -> None:
+    async def taped(recorder: Recorder, *steps: int, split: str = "train") -> None:
+        async with bench.serving() as (environment, tasks, context):
+            for step in steps:
+                tape = Tape(recorder, step=step, split=split)
+                for _ in range(2):
+                    await tape.episode(environment.episode(tasks[0], context, n=2)).run()
+                await tape.end()
+
+    def open_one(**options: Any) -> Recorder:
+        return Recorder.open(bench.run, model="m", taskset="t", **options)
+
+    first = open_one()
+    other = open_one(writer="b", resume=True)
+    asyncio.run(taped(first, 0, 1))
+    asyncio.run(taped(first, 0, split="eval"))
+    asyncio.run(taped(other, 1, 2))
+    first.close()
+    other.close()
+    again = open_one(resume=True, start_step=2)
+    asyncio.run(taped(again, 2, 3))
+    again.close()
+    run = clean(bench.run)
+    lane = first_index("b")
+    found = {(s.step, s.writer): s.next_group_index for s in run.steps()}
+    assert found == {(0, "main"): 2, (1, "main"): 4, (1, "b"): lane + 2, (2, "main"): 6, (3, "main"): 8}
+    groups = [(g.step, g.group_index) for g in run.groups()]
+    assert groups == [(0, 0), (0, 1), (1, lane), (1, lane + 1), (1, 2), (1, 3), (2, 4), (2, 5), (3, 6), (3, 7)]
+    assert [g.group_index for g in run.groups("eval")] == [0, 1]
 
 
 def test_outcomes_follow_what_the_trainer_took(bench: Bench, recorder: Recorder) -> None:

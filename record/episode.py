@@ -19,6 +19,7 @@ from verifiers.v1.utils.memory import trim_memory_periodically
 
 from rolltape.record.options import LiveOptions
 from rolltape.record.progress import Progress, TraceNews
+from rolltape.record.recorder import NotDurable
 from rolltape.record.transport import SGLangTransport, is_unsupported
 from rolltape.schema.records import Context, Group
 
@@ -244,14 +245,12 @@ class EpisodeRunner:
         durable = False
         try:
             durable = await self.recorder.trace(trace, context)
+        except NotDurable as error:
+            self._failed(f"Trace {trace.id}: {error}")
         except Exception as error:
             entry.recorded = False
             self.recording_failures += 1
-            message = f"Trace {trace.id} could not be recorded: {type(error).__name__}: {error}"
-            logger.error(message)
-            self.progress.note(message)
-            if self.options.strict:
-                self.stop.set("strict", message)
+            self._failed(f"Trace {trace.id} could not be recorded: {type(error).__name__}: {error}")
         if again:
             run.tries = [old for old in run.tries if old.trace_id != trace.id]
         else:
@@ -266,6 +265,12 @@ class EpisodeRunner:
                 )
             )
         run.tries.append(entry)
+
+    def _failed(self, message: str) -> None:
+        logger.warning(message)
+        self.progress.note(message)
+        if self.options.strict:
+            self.stop.set("strict", message)
 
     def _context(self, trace: Any, run: GroupRun, place: StepPlace, number: int, attempt: int) -> Context:
         return Context(

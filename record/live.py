@@ -288,7 +288,7 @@ class _Run:
                 self.recorder, place, runs, options=self.options, counters=self.counters, started_at=started_at
             )
         except (OSError, RolltapeError) as error:
-            logger.exception("step %d could not be committed", place.step)
+            logger.warning("step %d could not be committed", place.step, exc_info=True)
             self.stop.set("recording", f"Step {place.step} of {place.split} could not be committed: {error}")
             return
         self._tell(closed)

@@ -52,7 +52,7 @@ from rolltape.schema.table import rows_to_table
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Committed", "NotRecorded", "Recorder", "StoreOptions", "folder_of"]
+__all__ = ["Committed", "NotDurable", "NotRecorded", "Recorder", "StoreOptions", "folder_of"]
 
 _LONGEST_PAUSE = 60.0
 _SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -60,6 +60,10 @@ _SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 class NotRecorded(RolltapeError, OSError):
     """Something could not be written, and `strict` is set."""
+
+
+class NotDurable(NotRecorded):
+    """A trace is kept, but the journal does not have it in time; the step's end still writes it if it can."""
 
 
 @dataclass(frozen=True)
@@ -328,7 +332,7 @@ class Recorder:
             return False
         if self.strict:
             why = self._store.error or f"no answer within {self.options.ack_seconds} s"
-            raise NotRecorded(f"a trace of step {key[1]} is not in the journal: {why}.")
+            raise NotDurable(f"a trace of step {key[1]} is not in the journal: {why}.")
         with self._lock:
             late = self._late.setdefault(key, set())
             self._not_durable += entry.trace_id not in late

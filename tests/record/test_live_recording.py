@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -230,6 +232,24 @@ def test_without_a_journal_steps_are_recorded_all_the_same(place: Place) -> None
     summary = place.live(journal=False)
     assert (summary.exit_code, summary.recording and summary.recording.not_durable) == (0, 0)
     assert total(clean(place.run))["emitted"] == 16
+
+
+def test_strict_ends_at_a_full_journal_and_still_writes_the_step(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rolltape.record.journal.Journal.append", full)
+    heard = Heard()
+    summary = place.live(heard, strict=True)
+    assert (summary.stopped, summary.exit_code, len(summary.steps)) == ("strict", 1, 1)
+    assert all(
+        re.fullmatch(r"Trace \w{32}: a trace of step 0 is not in the journal: .*No space .*", n) for n in heard.notes
+    )
+    assert "Traceback" not in caplog.text
+    counts = total(clean(place.run))
+    assert counts["started"] == 16 == sum(counts.values()) - counts["started"]
 
 
 # Signals

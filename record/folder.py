@@ -43,11 +43,19 @@ def enter(paths: RunPaths, identity: Mapping[str, str | None], resume: bool) -> 
             "resume=True), with a --writer name of its own where another process still records into it."
         )
     then = run.info
-    other = {k: (then.get(k), v) for k, v in identity.items() if v is not None and then.get(k) not in (None, v)}
+    both = {k: (then.get(k), v) for k, v in identity.items() if v is not None and then.get(k) is not None}
+    other = {k: (old, new) for k, (old, new) in both.items() if not _same(old, new)}
     if other:
         told = "; ".join(f"{k} {old!r} then, {new!r} now" for k, (old, new) in other.items())
         raise RunConflict(f"{paths.root} holds a run of something else ({told}); two runs are not mixed in one folder.")
     return run.run_id
+
+
+def _same(old: Any, new: str) -> bool:
+    """Whether two names say the same, or are two ways to one folder, such as a tokenizer's."""
+    with suppress(OSError, TypeError, ValueError):
+        return bool(old == new or os.path.samefile(old, new))
+    return False
 
 
 def _made(paths: RunPaths, identity: Mapping[str, str | None]) -> str | None:

@@ -371,6 +371,19 @@ def test_a_run_is_gone_on_with_only_where_that_is_asked_for(tmp_path: Path) -> N
     assert (attempts[1].start_step, attempts[1].settings["seed"]) == (4, 5)
 
 
+def test_a_folder_is_the_same_tokenizer_however_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("one")
+    Recorder.open("run", model="m", tokenizer="one", taskset="t").close()
+    for same in (str(tmp_path / "one"), "link", "./one/"):
+        Recorder.open("run", model="m", tokenizer=same, taskset="t", resume=True).close()
+    for other in ("two", "gone"):
+        with pytest.raises(RunConflict, match=f"tokenizer 'one' then, '{other}' now"):
+            Recorder.open("run", model="m", tokenizer=other, taskset="t", resume=True)
+
+
 @pytest.mark.parametrize("name", ["model", "tokenizer", "taskset"])
 def test_two_different_runs_are_not_mixed_in_one_folder(tmp_path: Path, name: str) -> None:
     identity = {"model": "m", "tokenizer": "t", "taskset": "x"}

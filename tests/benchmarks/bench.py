@@ -265,7 +265,7 @@ def recording(shape: Shape, repeats: int, episodes: int) -> dict[str, Any]:
     """What recording costs while episodes run: the journal, CPU, the event loop."""
     with tempfile.TemporaryDirectory(prefix="rolltape-bench-") as folder:
         traces = baselines.to_traces(make_records(shape, 8))
-        seconds = measure(journals.sides_of(traces, Path(folder)), repeats)
+        seconds = measure(journals.sides_of(traces, Path(folder)), 5 * repeats)  # of 40 ms each
     found = {**journals.ratios_of(seconds), **live.recording_cpu(repeats, steps=3, rollouts=episodes)}
     found |= live.loop_stall(repeats, callbacks=False)
     del found["callbacks"]

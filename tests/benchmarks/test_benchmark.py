@@ -12,7 +12,7 @@ from typing import Any
 HERE = Path(__file__).parent
 RATIOS = {
     *("size_vs_jsonl", "size_vs_pt", "replay_vs_jsonl", "replay_vs_pt", "replay_vs_floor"),
-    *("checks_vs_replay", "parquet_vs_jsonl"),
+    *("checks_vs_replay", "parquet_vs_jsonl", "parquet_vs_jsonl_synced"),
 }
 
 

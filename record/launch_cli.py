@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rolltape.record.launch_options import LaunchOptions
+from rolltape.record.versions import check_live
 from rolltape.replay.console import err, out, print_json
 from rolltape.replay.tokenizer import HELP
 from rolltape.schema.errors import MissingExtra
@@ -106,8 +107,11 @@ def launch_command(
     Example: rolltape launch --taskset code-golf-v1 --run runs/golf --dry-run
     """
     given = dict(locals())
-    from rolltape.record.launch import launch, plan_launch
-
+    try:
+        from rolltape.record.launch import launch, plan_launch
+    except ImportError:
+        check_live()  # names the package that is missing
+        raise
     config, extra = _split(list(arguments or []))
     chosen = {name: given[name] for name in LaunchOptions.__dataclass_fields__ if name in given}
     for name in ("env", "pythonpath", "without"):

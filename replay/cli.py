@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import click
 import pyarrow as pa
 import typer
 from typer.core import TyperGroup
@@ -84,9 +83,11 @@ class _Commands(TyperGroup):
         if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
         module, function, extra = _ELSEWHERE[cmd_name]
-        if self._listing:
-            return click.Command(cmd_name, help=_summary(cmd_name))
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        if self._listing:
+            summary = _summary(cmd_name)
+            single.command(cmd_name, help=summary)(_stub(summary))
+            return typer.main.get_command(single)
         try:
             found = importlib.import_module(module)
             single.command(cmd_name, context_settings=getattr(found, "CONTEXT", None))(getattr(found, function))

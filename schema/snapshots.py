@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from rolltape.schema import jsontext
@@ -18,18 +19,34 @@ _HEAVY = {"__all__": {*LISTS, *_RAW}}
 """What pydantic is not to write of nodes."""
 _ALL = {"__all__": True}
 _LIGHT = tuple(key for key in V0_2_0.node if key not in LISTS)
-_SCALARS = frozenset((str, int, float, bool, type(None)))
-_IN_NODES = _SCALARS | {list, dict}
-_MODELS = ("message", "usage")
-"""What a node holds as models."""
-_PLAIN = frozenset(
-    (
-        "verifiers.v1.graph.MessageNode",
-        *(f"verifiers.v1.types.{name}Message" for name in ("System", "User", "Assistant", "Tool")),
-        *("verifiers.v1.types.ToolCall", "verifiers.v1.types.Usage"),
-    )
+_Kind = frozenset[tuple[type, ...]]
+"""The types that the values of a model may have, in their order."""
+
+
+def _kind(*values: tuple[type, ...]) -> _Kind:
+    return frozenset(product(*values))
+
+
+_NONE = type(None)
+_STRING, _TEXT, _WHOLE = (str,), (str, _NONE), (int, _NONE)
+_NODE = _kind(_WHOLE, (dict,), (bool,), (float,), *((list,) for _ in LISTS), _TEXT, (dict, _NONE))
+"""Of a node without its arrays, its models as mappings."""
+_MESSAGE = (
+    _kind(_STRING, _STRING)
+    | _kind(_STRING, _TEXT, _TEXT, (list, _NONE), (_NONE,))
+    | _kind(_STRING, _STRING, _STRING, _TEXT)
 )
-"""Models whose fields pydantic writes as they are, but for a node's arrays."""
+_CALL = _kind(_STRING, _STRING, _STRING)
+_USAGE = _kind(*(_WHOLE for _ in range(4)), (float, _NONE))
+_MODELS = (("message", _MESSAGE), ("usage", _USAGE))
+"""What a node holds as models."""
+_PLAIN = {
+    "verifiers.v1.graph.MessageNode": _NODE,
+    **{f"verifiers.v1.types.{name}Message": _MESSAGE for name in ("System", "User", "Assistant", "Tool")},
+    "verifiers.v1.types.ToolCall": _CALL,
+    "verifiers.v1.types.Usage": _USAGE,
+}
+"""Models whose values pydantic writes as they are, where their types are these: others it converts, as 1 to 1.0."""
 
 
 def record_of(trace: Any, problems: Problems | None = None) -> dict[str, Any]:
@@ -53,6 +70,10 @@ def record_of(trace: Any, problems: Problems | None = None) -> dict[str, Any]:
         record = jsontext.plain(trace.model_dump(exclude=exclude, warnings="none"), "trace", problems)
     if nodes is None:
         nodes = [_node_record(*pair) for pair in zip(trace.nodes, record["nodes"], strict=False)]
+    if "info" not in record:  # back to its place
+        place = list(record).index("extra_usage")
+        items = list(record.items())
+        record = dict((*items[:place], ("info", None), *items[place:]))
     record["nodes"], record["info"] = nodes, jsontext.as_json(info, "info", problems)
     return record
 
@@ -74,41 +95,39 @@ def _plain_nodes(nodes: Any) -> list[dict[str, Any]] | None:
     """
     records = []
     for node in nodes:
-        if not _is_plain(node.__class__):
+        if _kind_of(node.__class__) is not _NODE:
             return None
         record = node.__dict__.copy()
         if record.pop("multi_modal_data", None) is not None or record.pop("routed_experts", None) is not None:
             return None
-        for key in _MODELS:
+        for key, kind in _MODELS:
             if record.get(key) is not None:
-                record[key] = _plain(record[key])
+                record[key] = _plain(record[key], kind)
                 if record[key] is None:
                     return None
-        if not _IN_NODES.issuperset(map(type, record.values())):
+        if tuple(map(type, record.values())) not in _NODE:
             return None
         records.append(record)
     return records
 
 
-def _plain(model: Any) -> dict[str, Any] | None:
-    """The fields of a model of plain values in their order; None where it is none."""
-    if not _is_plain(model.__class__):
+def _plain(model: Any, kind: _Kind) -> dict[str, Any] | None:
+    """The fields of a model of this kind in their order; None where it is none, or holds values of other types."""
+    if _kind_of(model.__class__) is not kind:
         return None
     values: dict[str, Any] = model.__dict__.copy()
-    if not _SCALARS.issuperset(map(type, values.values())):
-        for key, value in values.items():
-            if type(value) is list:  # calls of tools
-                values[key] = parts = list(map(_plain, value))
-                if None in parts:
-                    return None
-            elif type(value) not in _SCALARS:
-                return None
+    if tuple(map(type, values.values())) not in kind:
+        return None
+    if values.get("tool_calls") is not None:
+        values["tool_calls"] = calls = [_plain(call, _CALL) for call in values["tool_calls"]]
+        if None in calls:
+            return None
     return values
 
 
 @lru_cache(64)
-def _is_plain(kind: Any) -> bool:
-    return f"{kind.__module__}.{kind.__qualname__}" in _PLAIN
+def _kind_of(model: Any) -> _Kind | None:
+    return _PLAIN.get(f"{model.__module__}.{model.__qualname__}")
 
 
 def _node_record(node: Any, light: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import pyarrow as pa
 import pytest
 import typer
@@ -213,7 +212,7 @@ def test_help_lists_the_commands_of_both_sides(rolltape: Run) -> None:
 BLOCKED = """
 import json, sys
 from importlib.machinery import PathFinder
-names = ("verifiers", "renderers", "transformers", "aiohttp", "mcp", "openai", "torch")
+names = ("verifiers", "renderers", "transformers", "aiohttp", "mcp", "openai", "torch", "click")
 find = PathFinder.find_spec
 PathFinder.find_spec = classmethod(
     lambda cls, name, path=None, target=None: None if name.split(".")[0] in names else find(name, path, target)
@@ -240,10 +239,11 @@ def test_live_commands_without_their_packages_say_what_to_install(tmp_path: Path
         ("record", "env.toml", "--run", run, "--engine", "http://127.0.0.1:1", "--model", "m"),
         ("demo", "--run", run),
         ("engine", "--port", "1"),
+        ("launch", "--taskset", "x", "--run", run, "--dry-run"),
     )
-    assert done.stdout == "exit code 2\n" * 3
-    assert done.stderr.count("pip install 'rolltape[live]'") == 3
-    assert len(done.stderr.splitlines()) == 3
+    assert done.stdout == "exit code 2\n" * 4
+    assert done.stderr.count("pip install 'rolltape[live]'") == 4
+    assert len(done.stderr.splitlines()) == 4
     assert list(tmp_path.iterdir()) == []
 
 
@@ -273,7 +273,7 @@ def test_a_command_that_cannot_be_loaded_takes_any_arguments_and_says_why(
 def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
     command = typer.main.get_command(cli.app)
     assert isinstance(command, cli._Commands)
-    context = click.Context(command)
+    context = typer.Context(command)
     loaded = command.get_command(context, name).help
     assert inspect.cleandoc(loaded) == cli._summary(name)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import numpy as np
@@ -65,7 +67,7 @@ NODES = st.builds(
 
 def written(trace: Any) -> dict[str, Any]:
     """What pydantic writes, without the arrays that no node has."""
-    result: dict[str, Any] = trace.model_dump(mode="json")
+    result: dict[str, Any] = trace.model_dump(mode="json", warnings="none")
     for node in result["nodes"]:
         for key in ("multi_modal_data", "routed_experts"):
             if node[key] is None:
@@ -152,6 +154,65 @@ class OwnNode(MessageNode):
 def test_anything_else_takes_the_long_way(node: Any) -> None:
     assert not is_plain(traced(node))
     assert [n["message"]["role"] for n in record_of(traced(node))["nodes"]] == [node.message.role]
+
+
+def odd(place: str, value: Any) -> Any:
+    """A trace of which one value was set after it was made: pydantic does not look at those."""
+    call = ToolCall(id="1", name="add", arguments="{}")
+    usage = Usage(prompt_tokens=1, completion_tokens=2)
+    trace = traced(MessageNode(message=AssistantMessage(content="a", tool_calls=[call]), usage=usage))
+    node = trace.nodes[0]
+    owner, _, name = place.partition(".")
+    setattr({"node": node, "message": node.message, "call": call, "usage": usage}[owner], name, value)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("node.timestamp", 1),
+        ("node.timestamp", True),
+        ("node.parent", False),
+        ("node.parent", math.nan),
+        ("node.parent", [1]),
+        ("node.sampled", 1),
+        ("node.finish_reason", math.inf),
+        ("node.usage", UserMessage(content="a")),
+        ("usage.cost", 1),
+        ("usage.cached_input_tokens", True),
+        ("usage.prompt_tokens", math.nan),
+        ("message.content", math.nan),
+        ("message.tool_calls", [UserMessage(content="a")]),
+        ("call.arguments", math.nan),
+    ],
+)
+def test_a_value_of_another_type_is_what_pydantic_makes_of_it(place: str, value: Any) -> None:
+    assert not is_plain(odd(place, value))
+    assert_as_written(odd(place, value))
+
+
+def test_what_pydantic_does_not_know_of_a_model_is_left_out() -> None:
+    trace = traced(MessageNode(message=UserMessage(content="a")))
+    trace.nodes[0].__dict__["mine"] = trace.nodes[0].message.__dict__["mine"] = "x"
+    assert_as_written(trace)
+
+
+@pytest.mark.parametrize("place", ["message.content", "call.arguments"])
+def test_a_model_that_holds_itself_is_told(place: str) -> None:
+    trace = odd(place, None)
+    message = trace.nodes[0].message
+    holder = message if place == "message.content" else message.tool_calls[0]
+    setattr(holder, place.partition(".")[2], [holder])
+    problems: list[str] = []
+    assert record_of(trace, problems)["id"] == "t0"
+    assert ["refers to itself" in problem for problem in problems] == [True]
+
+
+@pytest.mark.parametrize("info", [OrderedDict(a=1), defaultdict(int, a=1), None, [1]], ids=repr)
+def test_info_stands_where_pydantic_writes_it(info: Any) -> None:
+    trace = traced(MessageNode(message=UserMessage(content="a")))
+    trace.info = info
+    assert_as_written(trace)
 
 
 def test_one_odd_node_leaves_the_others_as_they_are() -> None:

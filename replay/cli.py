@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 import typer
+from rich.markup import escape
 from typer.core import TyperGroup
 
 from rolltape.replay.console import err, out, print_json, progress, say_error, table
@@ -27,7 +28,7 @@ _ELSEWHERE = {
     "demo": ("rolltape.record.demo.cli", "demo", "live"),
     "record": ("rolltape.record.cli", "record", "live"),
     "engine": ("rolltape.record.engine.cli", "engine", "live"),
-    "recover": ("rolltape.record.recover_cli", "recover", "live"),
+    "recover": ("rolltape.record.recover_cli", "recover", ""),
     "verify": ("rolltape.replay.verify_cli", "verify_command", ""),
     "rescore": ("rolltape.record.rescore_cli", "rescore", "live"),
     "launch": ("rolltape.record.launch_cli", "launch_command", "live"),
@@ -94,7 +95,7 @@ class _Commands(TyperGroup):
         except ImportError as error:
             anything = {"allow_extra_args": True, "ignore_unknown_options": True}
             sentence = _missing(cmd_name, extra, getattr(error, "name", None) or str(error))
-            single.command(cmd_name, help=sentence, context_settings=anything)(_stub(sentence))
+            single.command(cmd_name, help=escape(sentence), context_settings=anything)(_stub(sentence))
         command = typer.main.get_command(single)
         command.name = cmd_name
         return command
@@ -116,7 +117,7 @@ def _summary(name: str) -> str:
     module, function, extra = _ELSEWHERE[name]
     needs = _PACKAGE.get(extra)
     if needs and importlib.util.find_spec(needs) is None:
-        return _missing(name, extra, needs)
+        return escape(_missing(name, extra, needs))
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None

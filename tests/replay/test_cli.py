@@ -281,6 +281,15 @@ def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
 def test_the_list_of_commands_says_what_is_not_installed() -> None:
     done = without_live_packages(("--help",))
     assert done.stdout.count("needs the extra 'live'") == sum(extra == "live" for *_, extra in cli._ELSEWHERE.values())
+    assert done.stdout.count("'rolltape[live]'") == done.stdout.count("needs the extra 'live'")
+
+
+def test_what_a_killed_recording_left_is_settled_without_the_live_packages(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    done = without_live_packages(("import", str(GROUP_REWARDS), "--run", run), ("recover", run), ("--help",))
+    assert done.stderr == ""
+    assert "nothing to settle\nexit code 0\n" in done.stdout
+    assert "`rolltape recover` needs" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def pack_record(kind: str, data: dict[str, Any], row: Row | None = None, arrays:
     if arrays:
         header["arrays"] = [len(a) for a in arrays]
         pieces += [_bytes(a, "<f4") for a in arrays]
-    text = _json(header)
+    text = _json(header, plain=row is not None)
     packed = _compressed((_SIZE.pack(len(text)), text, "".join(texts).encode("utf-8", "surrogatepass")))
     pieces = [_SIZE.pack(sum(map(len, packed))), *packed, *pieces]
     size = sum(map(len, pieces))
@@ -85,9 +85,9 @@ def pack_record(kind: str, data: dict[str, Any], row: Row | None = None, arrays:
     return b"".join((MAGIC, HEAD.pack(size, checksum(size, pieces)), *pieces))
 
 
-def _json(header: dict[str, Any]) -> bytes:
-    """JSON by the faster writer where there is one: it writes some floats in other words, which read back as the same."""
-    if pydantic_json is not None:
+def _json(header: dict[str, Any], *, plain: bool) -> bytes:
+    """JSON, of plain values by the faster writer where there is one: its words for some floats read back as the same."""
+    if plain and pydantic_json is not None:
         with suppress(Exception):  # a lone surrogate
             return pydantic_json(header, inf_nan_mode="constants")
     return _dump(header).encode("utf-8", "surrogatepass")

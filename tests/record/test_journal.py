@@ -61,9 +61,9 @@ def test_what_is_stored_is_a_zstd_frame_as_any_other(size: int) -> None:
 )
 def test_values_read_back_whoever_wrote_their_json(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert frames.pydantic_json is not None
-    first = pack_record("note", {"value": value, "nan": math.nan})
+    first = pack_record("trace", {"value": value, "nan": math.nan}, row_of(trace("a", 3)))
     monkeypatch.setattr(frames, "pydantic_json", None)
-    for frame in (first, pack_record("note", {"value": value, "nan": math.nan})):
+    for frame in (first, pack_record("trace", {"value": value, "nan": math.nan}, row_of(trace("a", 3)))):
         found = frames.unpack_frame(frame).data
         assert math.isnan(found.pop("nan"))
         assert repr(found) == repr({"value": value})

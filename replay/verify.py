@@ -392,7 +392,7 @@ def _journals(run: Run, committed: bool) -> list[Finding]:
         if is_locked(path):
             message = "holds what is not committed yet; its writer is at work"
         elif committed:
-            message = f"holds what is not committed; unless its writer is at work, {settles}"
+            message = f"holds what is not committed, and no writer is seen at work from here; {settles}"
         else:
             severity, message = (
                 "error",

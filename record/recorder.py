@@ -225,9 +225,10 @@ class Recorder:
         """The first of `n` group indices that nobody else gets: groups of a split are numbered on from step to step, from
         attempt to attempt, and by each writer in a lane of its own."""
         folder = folder_of(split, eval_name)
+        if folder not in self._groups:  # read without the lock: a disk may hang
+            found = continued(open_run(self.paths.root), folder, self.writer)[1].next_group_index
+            self._groups.setdefault(folder, found)
         with self._lock:
-            if folder not in self._groups:
-                self._groups[folder] = continued(open_run(self.paths.root), folder, self.writer)[1].next_group_index
             first = self._groups[folder]
             self._groups[folder] += n
             return first

@@ -49,10 +49,6 @@ class Layout:
     node: tuple[str, ...]
     messages: Mapping[str, tuple[str, ...]]
 
-    def has(self, node: tuple[str, ...], message: tuple[str, ...] | None, role: str) -> bool:
-        """Whether a node with these keys, holding a message of that role with those keys, is in the layout's order."""
-        return node == self.node and message is not None and message == self.messages.get(role)
-
     def message_keys(self, role: str | None) -> tuple[str, ...]:
         """Keys of a message of that role."""
         return self.messages.get(role or "", ())

@@ -69,8 +69,6 @@ class Nodes:
             role = role if isinstance(role, str) else ""
             keys = (tuple(node), tuple(message) if isinstance(message, dict) else None, role)
             index.append(found.setdefault(keys, len(found)))
-        if all(layout.has(*keys) for keys in found):
-            return True
         for node_keys, message_keys, _ in found:
             text_keys((*node_keys, *(message_keys or ())))
         self.extra["node_keys"] = {"kinds": [keys[:2] for keys in found], "index": index}

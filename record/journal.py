@@ -44,8 +44,9 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 class Journal:
     """Appends frames to one file.
 
-    `fsync`: `always` (after each record), `interval` (at most every `seconds`), `never`. What is written survives the
-    process in each case; fsync is about losing power. Raises FileExistsError where there is such a file.
+    `fsync`: `always` (after each record), `interval` (`seconds` after the first record that is not synced), `never`. What
+    is written survives the process in each case; fsync is about losing power. Raises FileExistsError where there is such a
+    file.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class Journal:
         self.seconds = seconds
         self.good = 0
         """Bytes of the file that are whole frames."""
-        self._synced = time.monotonic()
-        self._dirty = self._fragment = False
+        self._unsynced: float | None = None  # when the first frame was written that is not synced yet
+        self._fragment = False
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
         self._file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         self._closer = weakref.finalize(self, os.close, self._file)
@@ -98,7 +99,8 @@ class Journal:
             if self._fragment:
                 self._cut_back()
             _write_all(self._file, frame, offset)
-            self._dirty = True
+            if self._unsynced is None:
+                self._unsynced = time.monotonic()
             if self.fsync == "always" or self._due():
                 self.sync()
         except BaseException:
@@ -114,16 +116,17 @@ class Journal:
         self._fragment = False
 
     def _due(self) -> bool:
-        return self.fsync == "interval" and time.monotonic() - self._synced >= self.seconds
+        since = self._unsynced
+        return self.fsync == "interval" and since is not None and time.monotonic() - since >= self.seconds
 
     def sync(self) -> None:
         """Sync what was written to disk."""
         os.fsync(self._file)
-        self._synced, self._dirty = time.monotonic(), False
+        self._unsynced = None
 
     def sync_if_due(self) -> None:
         """Sync the last frames before a pause."""
-        if self._dirty and self._due():
+        if self._due():
             self.sync()
 
     def read(self, offset: int) -> Record:
@@ -144,7 +147,7 @@ class Journal:
     def clear(self) -> None:
         """Empty the file: everything in it is committed."""
         os.ftruncate(self._file, 0)
-        self.good, self._fragment = 0, False
+        self.good, self._fragment, self._unsynced = 0, False, None
         self._begin()
 
     def close(self, *, remove: bool = False) -> None:

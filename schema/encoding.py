@@ -266,8 +266,8 @@ class _Encoder:
         sampled = [i for i, s in enumerate(n["node_sampled"]) if s]
         v["num_nodes"], v["num_turns"] = len(n["node_parent"]), len(sampled)
         nodes = range(v["num_nodes"])
-        v["num_branches"] = len(nodes) - len({p for p in n["node_parent"] if p in nodes})
-        v["num_tokens"], v["num_sampled"] = len(columns.ids), int(np.count_nonzero(columns.sampled))
+        v["num_branches"] = len(nodes) - len(set(n["node_parent"]).intersection(nodes))
+        v["num_tokens"], v["num_sampled"] = len(columns.ids), columns.sampled.tobytes().count(1)
         v["logprob_decimals"] = columns.decimals
         last = n["node_finish_reason"][sampled[-1]] if sampled else None
         last = last_finish_reason(calls) if calls else last

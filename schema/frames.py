@@ -47,6 +47,8 @@ _MOST = 1 << 36
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=True).encode
 _VALUES = tuple(f.name for f in TRACE.fields if f.shape not in ("token", "node") and f.name != "extra")
 _NODE_TEXTS = frozenset(f.name for f in TRACE.fields if f.shape == "node" and f.type == TEXT)
+_UNKNOWN = 0xFF
+"""The byte of -1."""
 _local = threading.local()
 
 
@@ -143,11 +145,11 @@ def _row_arrays(row: Row, header: dict[str, Any]) -> list[Any]:
     """The row's arrays; their lengths go into `header`."""
     header["tokens"], header["logprobs"] = len(row.ids), len(row.logprobs)
     header["all_known"] = row.known is row.sampled or bool((row.known == row.sampled).all())
-    header["content"] = bool(len(row.content) and row.content.min() < 0)
+    header["content"] = _UNKNOWN in row.content.tobytes()
     pieces = [_bytes(row.ids, "<i4"), _bytes(row.logprobs, "<f4"), np.packbits(row.sampled).data]
     if not header["all_known"]:
         pieces.append(np.packbits(row.known).data)
-    pieces.append(np.packbits(row.content > 0).data)
+    pieces.append(np.packbits(row.content > 0 if header["content"] else row.content).data)
     if header["content"]:
         pieces.append(np.packbits(row.content < 0).data)
     extra = pack_extra(row.extra) if row.extra else b""

@@ -16,7 +16,7 @@ import pathlib
 import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -53,14 +53,16 @@ _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
-def is_clean(text: str) -> bool:
-    """Whether `text` is valid UTF-8: whether it holds no lone surrogate."""
-    return text.isascii() or _LONE.search(text) is None
+def are_clean(texts: Sequence[str]) -> bool:
+    """Whether texts are valid UTF-8: whether they hold no lone surrogate."""
+    return all(map(str.isascii, texts)) or _LONE.search("".join(texts)) is None
 
 
 def clean_text(text: str) -> tuple[str, bool]:
     """`text` as valid UTF-8, and whether it already was: lone surrogates become U+FFFD."""
-    return (text, True) if is_clean(text) else (_LONE.sub("\ufffd", text), False)
+    if text.isascii() or _LONE.search(text) is None:
+        return text, True
+    return _LONE.sub("\ufffd", text), False
 
 
 def to_json(value: Any) -> tuple[str, bool]:

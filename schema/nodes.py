@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class Nodes:
         self.messages: dict[str, dict[str, Any]] = {}
         self.values: dict[str, list[Any]] = {name: [] for name in _NODE_COLUMNS}
         self.decimals: int | None = None
+        self.columns: dict[str, list[Any]] = {}
+        """What nodes hold, by key, where all have the layout's keys."""
         if not (self._keys(layout) and self._columns_at_once()):
             for i, node in enumerate(nodes):
                 self._node(i, node)
@@ -78,7 +80,8 @@ class Nodes:
         """Whether all nodes and messages have just the layout's keys, in its order: mostly so, and quickly found."""
         if list(map(tuple, self.nodes)).count(layout.node) != len(self.nodes):
             return False
-        messages = [node["message"] for node in self.nodes]
+        self.columns = dict(zip(layout.node, map(list, zip(*map(dict.values, self.nodes), strict=True)), strict=False))
+        messages = self._values("message")
         if not {dict}.issuperset(map(type, messages)):
             return False
         roles = [message.get("role") for message in messages]
@@ -86,27 +89,36 @@ class Nodes:
             map(layout.messages.get, roles)
         )
 
+    def _values(self, key: str, default: Any = None) -> list[Any]:
+        """What each node holds under `key`."""
+        found = self.columns.get(key)
+        return [node.get(key, default) for node in self.nodes] if found is None else found
+
     def _columns_at_once(self) -> bool:
         """Fill the columns from all nodes in one go; False where a value is not what its column holds exactly.
 
         For messages without keys of their own. The usual case, five times faster than node by node.
         """
-        messages = [node["message"] for node in self.nodes]
-        columns = {f"node_{key}": [node.get(key) for node in self.nodes] for key in _NODE_SCALARS}
-        columns |= {
-            name: [m.get(key) for m in messages] for name, key in (("node_content", "content"), *_MESSAGE_TEXTS)
-        }
-        if not all(_EXPECTED[name].issuperset(map(type, column)) for name, column in columns.items()):
+        messages = self._values("message")
+        parents, sampled, stamps = (self._values(key) for key in ("parent", "sampled", "timestamp"))
+        texts = {name: [m.get(key) for m in messages] for name, key in (("node_content", "content"), *_MESSAGE_TEXTS)}
+        texts["node_finish_reason"] = self._values("finish_reason")
+        said = [*chain.from_iterable(texts.values())]
+        fits = (
+            _WHOLE.issuperset(map(type, parents))
+            and _TRUTH.issuperset(map(type, sampled))
+            and _NUMBER.issuperset(map(type, stamps))
+            and _TEXT.issuperset(map(type, said))
+        )
+        if not fits or not jsontext.are_clean([*filter(None, said)]):
             return False
-        if not all(jsontext.is_clean("".join(filter(None, columns[name]))) for name in _TEXTS):
-            return False
-        if not all(p is None or p in INT32 for p in columns["node_parent"]):
-            return False
-        if any(m.get("provider_state") is not None for m in messages):
+        if not all(p is None or p in INT32 for p in parents):
             return False
         nothing: list[None] = [None] * len(messages)
-        self.values.update(columns, node_parts=nothing)
-        usages, calls = [node.get("usage") for node in self.nodes], [m.get("tool_calls") for m in messages]
+        if [m.get("provider_state") for m in messages] != nothing:
+            return False
+        self.values.update(texts, node_parent=parents, node_sampled=sampled, node_timestamp=stamps, node_parts=nothing)
+        usages, calls = self._values("usage"), [m.get("tool_calls") for m in messages]
         if usages == nothing:
             self.values.update((name, [*nothing]) for name in _USAGE_COLUMNS)
         else:
@@ -208,13 +220,14 @@ class Nodes:
 
     def _lists_at_once(self) -> bool:
         """Fill the token columns from all nodes in one go; False where a node does not fit."""
-        lists = [[node.get(key, _NONE) for node in self.nodes] for key in LISTS]
+        lists = [self._values(key, _NONE) for key in LISTS]
         if any(set(map(type, column)) - {list} for column in lists):
             return False
         n, masks, bodies, numbers = ([len(x) for x in column] for column in lists)
-        ids, mask, body, given = pack_ints(lists[0]), pack_bools(lists[1]), pack_bools(lists[2]), pack_floats(lists[3])
-        if ids is None or mask is None or body is None or given is None or masks != n:
+        ids, flags, given = pack_ints(lists[0]), pack_bools(lists[1] + lists[2]), pack_floats(lists[3])
+        if ids is None or flags is None or given is None or masks != n:
             return False
+        mask, body = flags[: len(ids)], flags[len(ids) :]
         wanted = _counts(mask, n)
         if not (_all_or_none(bodies, n) and _all_or_none(numbers, wanted)):
             return False
@@ -298,7 +311,6 @@ _NODE_COLUMNS = (
     "node_timestamp",
     *_USAGE_COLUMNS,
 )
-_NODE_SCALARS = ("parent", "sampled", "timestamp", "finish_reason")
 _NODE_HANDLED = frozenset(("parent", "message", "sampled", "timestamp", "finish_reason", "usage", *LISTS))
 _MESSAGE_TEXTS = (
     ("node_role", "role"),
@@ -306,14 +318,8 @@ _MESSAGE_TEXTS = (
     ("node_tool_call_id", "tool_call_id"),
     ("node_name", "name"),
 )
-_TEXTS = ("node_content", "node_finish_reason", *(name for name, _ in _MESSAGE_TEXTS))
-_EXPECTED: dict[str, set[type]] = {
-    "node_parent": {int, type(None)},
-    "node_sampled": {bool},
-    "node_timestamp": {float},
-    **{name: {str, type(None)} for name in _TEXTS},
-}
-"""Types of the values that a column holds exactly."""
+_WHOLE, _TRUTH, _NUMBER, _TEXT = ({int, type(None)}, {bool}, {float}, {str, type(None)})
+"""Types of the values that columns hold exactly."""
 _MESSAGE_HANDLED = frozenset(("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"))
 _MESSAGE_COLUMNS = _MESSAGE_HANDLED | {"provider_state"}
 
@@ -339,13 +345,8 @@ def _all_or_none(sizes: list[int], full: list[int]) -> bool:
 
 def _counts(mask: npt.NDArray[np.bool_], sizes: list[int]) -> list[int]:
     """True values in each of the consecutive pieces of `mask`."""
-    if all(sizes):
-        return np.add.reduceat(mask, [0, *accumulate(sizes[:-1])], dtype=np.intp).tolist() if sizes else []
-    counts, start = [], 0
-    for size in sizes:
-        counts.append(int(np.count_nonzero(mask[start : start + size])) if size else 0)
-        start += size
-    return counts
+    flags, ends = mask.tobytes(), list(accumulate(sizes))
+    return [flags.count(1, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _spread(values: npt.NDArray[np.bool_], where: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:

@@ -24,32 +24,20 @@ else:
 
 _VERSION = 2  # binary floats, no back references: one type byte and a fixed number of bytes an element
 _HEAD = 5  # type byte and length of the list
-_INT = np.dtype([("type", "u1"), ("value", "<i4")])
-_FLOAT = np.dtype([("type", "u1"), ("value", "<f8")])
-_MSGPACK_FLOAT = np.dtype([("type", "u1"), ("value", ">f8")])
-_MSGPACK_DOUBLE = 0xCB
-_I, _G, _T, _F = (ord(c) for c in "igTF")
+_BOOLS = bytes({ord("F"): 0, ord("T"): 1}.get(byte, 2) for byte in range(256))
+"""What marshal's type bytes say of a bool, 2 for anything else."""
 
 
 def pack_ints(lists: Sequence[list[Any]]) -> npt.NDArray[np.int32] | None:
     """The elements of `lists`, one list after the other, as int32; None where one is no plain int of 32 bits."""
-    data = _elements(lists, _INT.itemsize)
-    if data is None:
-        return None
-    items = np.frombuffer(data, _INT)
-    return items["value"].astype(np.int32) if _all(items["type"] == _I) else None
+    return _numbers(_elements(lists, 1 + 4), b"i", "<i4", np.int32)
 
 
 def pack_floats(lists: Sequence[list[Any]]) -> npt.NDArray[np.float64] | None:
     """The elements of `lists`, one list after the other, as float64; None where one is no plain float."""
     if _msgpack is None:
-        data, layout, kind = _elements(lists, _FLOAT.itemsize), _FLOAT, _G
-    else:
-        data, layout, kind = _msgpack_doubles(lists), _MSGPACK_FLOAT, _MSGPACK_DOUBLE
-    if data is None:
-        return None
-    items = np.frombuffer(data, layout)
-    return items["value"].astype(np.float64) if _all(items["type"] == kind) else None
+        return _numbers(_elements(lists, 1 + 8), b"g", "<f8", np.float64)
+    return _numbers(_msgpack_doubles(lists), b"\xcb", ">f8", np.float64)
 
 
 def pack_bools(lists: Sequence[list[Any]]) -> npt.NDArray[np.bool_] | None:
@@ -57,14 +45,22 @@ def pack_bools(lists: Sequence[list[Any]]) -> npt.NDArray[np.bool_] | None:
     data = _elements(lists, 1)
     if data is None:
         return None
-    kinds = np.frombuffer(data, np.uint8)
-    true = kinds == _T
-    return true if _all(true | (kinds == _F)) else None
+    flags = data.translate(_BOOLS)
+    return None if 2 in flags else np.frombuffer(flags, np.bool_)
 
 
-def _all(flags: npt.NDArray[np.bool_]) -> bool:
-    """Whether all are true; on a few thousand flags several times faster than `flags.all()`."""
-    return bool(np.count_nonzero(flags) == len(flags))
+def _numbers(data: bytes | None, kind: bytes, layout: str, dtype: Any) -> npt.NDArray[Any] | None:
+    """Numbers that each follow a type byte, where it is `kind` everywhere."""
+    width = 1 + np.dtype(layout).itemsize
+    n = len(data or b"") // width
+    if data is None or data[::width] != kind * n:
+        return None
+    return np.ndarray((n,), layout, data, 1, (width,)).astype(dtype) if n else np.zeros(0, dtype)
+
+
+def all_true(flags: npt.NDArray[np.bool_]) -> bool:
+    """Whether all are true. `bytes` looks for one byte in a fraction of the time that numpy takes to begin."""
+    return 0 not in flags.tobytes()
 
 
 def _elements(lists: Sequence[list[Any]], size: int) -> bytes | None:
@@ -91,7 +87,7 @@ def _msgpack_doubles(lists: Sequence[list[Any]]) -> bytes | None:
             return None
         n = len(values)
         head = 1 if n < 1 << 4 else 3 if n < 1 << 16 else 5
-        if len(data) != head + n * _MSGPACK_FLOAT.itemsize:
+        if len(data) != head + n * (1 + 8):
             return None
         parts.append(memoryview(data)[head:])
     return b"".join(parts)
@@ -102,7 +98,7 @@ def float32_exact(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float
     with np.errstate(over="ignore"):
         small = values.astype(np.float32)
     same = small == values
-    return small, _all(same) or _all(same | (values != values))
+    return small, all_true(same) or all_true(same | (values != values))
 
 
 def restore_decimals(values: npt.NDArray[np.float32], decimals: int) -> npt.NDArray[np.float64]:

@@ -185,7 +185,7 @@ def number(value: Any) -> float | None:
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
     """`value`, or an empty mapping where it is none."""
-    return value if isinstance(value, Mapping) else {}
+    return value if type(value) is dict or isinstance(value, Mapping) else {}
 
 
 @dataclass(frozen=True, kw_only=True)

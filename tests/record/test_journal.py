@@ -11,7 +11,9 @@ import random
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -404,6 +406,31 @@ def test_the_frames_before_a_pause_are_synced_when_the_interval_is_over(
     assert len(synced) == 1
 
 
+def test_no_frame_waits_longer_than_the_interval_and_none_is_synced_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, synced = [100.0], list[float]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    journal = Journal(tmp_path / "0.main.journal", seconds=5.0)
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(now[0]))
+    first, second, third = packed(*"abc")
+    for when, act in (
+        (200.0, partial(journal.append, first)),
+        (204.0, partial(journal.append, second)),
+        (204.9, journal.sync_if_due),
+        (205.0, journal.sync_if_due),
+        (211.0, journal.sync_if_due),
+        (212.0, partial(journal.append, third)),
+        (213.0, journal.clear),
+        (218.0, journal.sync_if_due),
+        (219.0, partial(journal.append, first)),
+        (224.0, partial(journal.append, second)),
+    ):
+        now[0] = when
+        act()
+    assert synced == [205.0, 224.0]
+
+
 def test_a_journal_written_anew_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     old = Journal(tmp_path / "0.main.journal")
     kept = [packed(*"abc")[i] for i in (0, 2)]
@@ -438,6 +465,7 @@ def test_a_journal_that_cannot_be_written_anew_stays(tmp_path: Path, monkeypatch
 
 HOLDER = """
 import sys
+import time
 from pathlib import Path
 from rolltape.record.journal import Journal, pack_record
 journal = Journal(Path(sys.argv[1]))

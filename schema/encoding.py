@@ -297,7 +297,7 @@ class _Encoder:
     def _json(self, value: Any, path: str) -> tuple[str, bool, Any]:
         """(`value` as valid JSON, whether the text says it exactly, `value` as JSON values)."""
         try:
-            return *jsontext.to_json(value), value
+            return *jsontext.to_json_again(value), value
         except Exception:  # also what an object of somebody else's raises
             known = jsontext.plain(value, path, self.problems)
             return *jsontext.to_json(known), known

@@ -12,6 +12,7 @@ import datetime
 import decimal
 import enum
 import json
+import marshal
 import pathlib
 import re
 import threading
@@ -19,6 +20,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,6 +51,8 @@ _TEXT = frozenset((str,))
 _LISTS = frozenset((dict, list))
 _INT64 = range(-(1 << 63), 1 << 63)
 _MOST_NESTED = 1000
+_MOST_REMEMBERED = 64 << 10
+_MARSHAL_VERSION = 2  # says the type of each value, and floats bit for bit
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
@@ -85,6 +89,20 @@ def to_json(value: Any) -> tuple[str, bool]:
     _check_keys(value)
     cleaned, valid = clean_text(text)
     return cleaned, exact and valid
+
+
+def to_json_again(value: Any) -> tuple[str, bool]:
+    """`to_json` of what was mostly written before: rollouts of a group share their task, those of a run their settings."""
+    with suppress(Exception):  # what marshal does not know, or takes for bytes
+        packed = marshal.dumps(value, _MARSHAL_VERSION)
+        if len(packed) <= _MOST_REMEMBERED:
+            return _to_json_of(packed)
+    return to_json(value)
+
+
+@lru_cache(64)
+def _to_json_of(packed: bytes) -> tuple[str, bool]:
+    return to_json(marshal.loads(packed))
 
 
 def _is_simple(value: Any) -> bool:

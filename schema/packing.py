@@ -97,8 +97,8 @@ def float32_exact(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float
     """`values` rounded to float32, and whether float32 holds them all exactly (NaN equal to NaN)."""
     with np.errstate(over="ignore"):
         small = values.astype(np.float32)
-    same = small == values
-    return small, all_true(same) or all_true(same | (values != values))
+    wide = small.astype(np.float64)
+    return small, wide.tobytes() == values.tobytes() or all_true((wide == values) | (values != values))
 
 
 def restore_decimals(values: npt.NDArray[np.float32], decimals: int) -> npt.NDArray[np.float64]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections import OrderedDict
+from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,3 +83,33 @@ def test_values_that_are_written_in_different_ways(value: Any) -> None:
     assert first == second
     if isinstance(first, tuple) and first[1]:
         assert json.loads(first[0]) == json.loads(json.dumps(value))
+
+
+class Number(IntEnum):
+    ONE = 1
+
+
+def outcome(write: Any, value: Any) -> Any:
+    try:
+        return write(value)
+    except Exception as error:
+        return type(error)
+
+
+@given(st.lists(VALUES, min_size=1, max_size=4))
+def test_what_was_written_before_is_written_alike(values: list[Any]) -> None:
+    for value in (*values, *values):
+        assert jsontext.to_json_again(value) == jsontext.to_json(value)
+
+
+@pytest.mark.parametrize("place", [lambda x: x, lambda x: [x], lambda x: {"a": x}, lambda x: {"a": [0, {"b": x}]}])
+def test_what_is_equal_and_of_another_type_is_not_taken_for_what_was_written_before(place: Any) -> None:
+    values = [
+        *(1, True, 1.0, Number.ONE, np.int64(1), np.float64(1), np.array([1]), np.array([1.0]), -0.0, 0.0, 0, False),
+        *(b"1", bytearray(b"1"), memoryview(b"1"), (1,), [1], {"b": 1}, OrderedDict(b=1), {1: 1}, {"1": 1}, {True: 1}),
+        *({"a": 1, "b": 2}, {"b": 2, "a": 1}, {1}, frozenset((1,)), 1j, ..., math.nan, None, "None", "\ud800", cycle()),
+        *(deep(1500), deep(2500), "long" * 20_000, ["long" * 20_000, 1], ["long" * 20_000, True]),
+    ]
+    for value in map(place, (*values, *values)):
+        found, expected = outcome(jsontext.to_json_again, value), outcome(jsontext.to_json, value)
+        assert (type(found), found) == (type(expected), expected)

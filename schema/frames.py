@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import struct
 import threading
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +26,11 @@ from rolltape.schema.encoding import Row
 from rolltape.schema.errors import BadInput
 from rolltape.schema.fields import TEXT, TRACE
 from rolltape.schema.jsontext import pack_extra, pydantic_json, unpack_extra
+
+try:
+    from zlib_ng.zlib_ng import crc32
+except ImportError:
+    from zlib import crc32
 
 MAGIC = b"\x93RTJ1\r\n\x1a"
 HEAD = struct.Struct("<QI")
@@ -97,9 +101,9 @@ def _json(header: dict[str, Any], *, plain: bool) -> bytes:
 
 def checksum(size: int, pieces: Sequence[Any]) -> int:
     """The crc32 of a payload in pieces, and of its length."""
-    crc = zlib.crc32(size.to_bytes(8, "little"))
+    crc = crc32(size.to_bytes(8, "little"))
     for piece in pieces:
-        crc = zlib.crc32(piece, crc)
+        crc = crc32(piece, crc)
     return crc
 
 

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,14 @@ from rolltape.schema.errors import BadInput, Damaged
 from rolltape.schema.jsontext import pack_extra, unpack_extra
 
 # -- frames
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 64, 4096, 100_003])
+def test_checksums_are_those_of_zlib_whoever_makes_them(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    third = size // 3
+    expected = zlib.crc32(struct.pack("<Q", size) + data)
+    assert frames.checksum(size, [data[:third], memoryview(data)[third:]]) == expected
 
 
 @pytest.mark.parametrize("size", [0, 1, 300, 1000, frames.SHORT - 500, frames.SHORT, 3 * frames.SHORT])

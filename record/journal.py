@@ -84,8 +84,9 @@ class Journal:
                 temporary.unlink(missing_ok=True)
 
     def _begin(self) -> None:
-        if self._owner:
-            self.append(self._owner)
+        """Say whose the file is, where no lock does and it is empty."""
+        if self._owner and not self.good:
+            self._write(self._owner)
 
     @property
     def empty(self) -> bool:
@@ -94,6 +95,10 @@ class Journal:
 
     def append(self, frame: bytes) -> int:
         """Write one frame; returns the offset it begins at. Raises OSError with the file as it was before."""
+        self._begin()  # it may have failed when the file was emptied
+        return self._write(frame)
+
+    def _write(self, frame: bytes) -> int:
         offset = self.good
         try:
             if self._fragment:

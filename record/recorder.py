@@ -32,7 +32,15 @@ from typing import Any, cast
 import pyarrow as pa
 
 from rolltape.record.encoder import Encoder
-from rolltape.record.folder import Home, enter, installed_versions, joined_attempt, next_attempt, one_at_a_time
+from rolltape.record.folder import (
+    Home,
+    check_free,
+    enter,
+    installed_versions,
+    joined_attempt,
+    next_attempt,
+    one_at_a_time,
+)
 from rolltape.record.parts import chunks, counted, sound_outcome, sound_record, write_part
 from rolltape.record.recover import Recovered, outcome_record, settle
 from rolltape.record.resume import after_everything, continued
@@ -142,8 +150,6 @@ class Recorder:
         self._process = os.getpid()
         self._home = Home(paths, attempt)
         self._store = JournalStore(paths.journal(attempt, writer), store, self._home.check_journal)
-        self._commits = Worker(f"rolltape-commit-{writer}", self._retry, store.retry_seconds)
-        self._encoder = Encoder(f"rolltape-encode-{writer}", self._store.worker, self._store.write)
         self._lock = RLock()  # close() may be called by a signal handler, in the middle of anything
         self._started: Counter[StepKey] = Counter()
         self._late: dict[StepKey, set[str]] = {}
@@ -157,6 +163,8 @@ class Recorder:
         self._lost = 0
         self._not_durable = 0
         self._error: str | None = None
+        self._commits = Worker(f"rolltape-commit-{writer}", self._retry, store.retry_seconds)
+        self._encoder = Encoder(f"rolltape-encode-{writer}", self._store.worker, self._store.write)
 
     @classmethod
     def open(
@@ -208,6 +216,8 @@ class Recorder:
                     if start_step is None:
                         start_step = after_everything(open_run(paths.root))
                     attempt = next_attempt(paths, start_step, secrets.mask(dict(settings or {})), versions)
+                elif start_step is not None:
+                    check_free(paths, attempt, writer, start_step)
                 made = partial(cls, paths, run_id, attempt, writer, versions, store=store or StoreOptions())
                 return made(secrets=secrets, strict=strict, recovered=recovered)
         except RolltapeError:

@@ -334,10 +334,7 @@ def _said(value: Any) -> Any:
 def _text_or_json(value: Any) -> tuple[str | None, bool | None]:
     if value is None or isinstance(value, str):
         return _clean(value), None if value is None else False
-    try:
-        return jsontext.to_json(value)[0], True
-    except Exception:  # named where the whole task is written
-        return jsontext.to_json(jsontext.plain(value, "", []))[0], True
+    return jsontext.any_json(value)[0], True
 
 
 def _align(turns: Sequence[Turn], columns: Nodes) -> list[Turn | None]:

@@ -105,6 +105,14 @@ def _to_json_of(packed: bytes) -> tuple[str, bool]:
     return to_json(marshal.loads(packed))
 
 
+def any_json(value: Any) -> tuple[str, bool]:
+    """`to_json` of any object. What is lost is not named: that is done where the whole is written."""
+    try:
+        return to_json(value)
+    except Exception:  # also what an object of somebody else's raises
+        return to_json(plain(value, "", []))[0], False
+
+
 def _is_simple(value: Any) -> bool:
     """Whether `value` is made of text, integers of 64 bits, booleans and null: everybody writes the same JSON of these."""
     todo: list[Any] = [[value]]

@@ -78,11 +78,13 @@ class Nodes:
 
     def _in_order_of(self, layout: Layout) -> bool:
         """Whether all nodes and messages have just the layout's keys, in its order: mostly so, and quickly found."""
-        if list(map(tuple, self.nodes)).count(layout.node) != len(self.nodes):
+        if not _DICT.issuperset(map(type, self.nodes)) or list(map(tuple, self.nodes)).count(layout.node) != len(
+            self.nodes
+        ):
             return False
         self.columns = dict(zip(layout.node, map(list, zip(*map(dict.values, self.nodes), strict=True)), strict=False))
         messages = self._values("message")
-        if not {dict}.issuperset(map(type, messages)):
+        if not _DICT.issuperset(map(type, messages)):
             return False
         roles = [message.get("role") for message in messages]
         return {str}.issuperset(map(type, roles)) and list(map(tuple, messages)) == list(
@@ -114,17 +116,17 @@ class Nodes:
             return False
         if not all(p is None or p in INT32 for p in parents):
             return False
-        nothing: list[None] = [None] * len(messages)
-        if [m.get("provider_state") for m in messages] != nothing:
+        if not _NULL.issuperset(map(type, [m.get("provider_state") for m in messages])):
             return False
+        nothing: list[None] = [None] * len(messages)
         self.values.update(texts, node_parent=parents, node_sampled=sampled, node_timestamp=stamps, node_parts=nothing)
         usages, calls = self._values("usage"), [m.get("tool_calls") for m in messages]
-        if usages == nothing:
+        if _NULL.issuperset(map(type, usages)):
             self.values.update((name, [*nothing]) for name in _USAGE_COLUMNS)
         else:
             for i, usage in enumerate(usages):
                 self._usage(i, usage)
-        if calls == nothing:
+        if _NULL.issuperset(map(type, calls)):
             self.values["node_tool_calls"] = nothing
         else:
             for i, call in enumerate(calls):
@@ -211,7 +213,7 @@ class Nodes:
             self._keep(i, "message", message)
 
     def _tool_calls(self, i: int, calls: Any) -> None:
-        text, exact = (None, True) if calls is None else jsontext.to_json(calls)
+        text, exact = (None, True) if calls is None else jsontext.any_json(calls)
         self.values["node_tool_calls"].append(text)
         if not exact:
             self._keep_message(i, "tool_calls", calls)
@@ -318,6 +320,7 @@ _MESSAGE_TEXTS = (
     ("node_tool_call_id", "tool_call_id"),
     ("node_name", "name"),
 )
+_DICT, _NULL = {dict}, {type(None)}
 _WHOLE, _TRUTH, _NUMBER, _TEXT = ({int, type(None)}, {bool}, {float}, {str, type(None)})
 """Types of the values that columns hold exactly."""
 _MESSAGE_HANDLED = frozenset(("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"))
@@ -365,7 +368,7 @@ def _content(content: Any) -> tuple[str | None, str | None, bool]:
     if not isinstance(content, list):
         return None, None, False
     texts = [p["text"] for p in content if isinstance(p, dict) and isinstance(p.get("text"), str)]
-    parts, exact = jsontext.to_json(content)
+    parts, exact = jsontext.any_json(content)
     return jsontext.clean_text("\n".join(texts))[0], parts, exact
 
 

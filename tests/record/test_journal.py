@@ -545,6 +545,21 @@ def test_without_locks_a_journal_begins_with_its_process(tmp_path: Path, monkeyp
     assert is_alive(journal.path)
 
 
+def test_a_journal_that_could_not_name_its_process_when_it_was_emptied_does_so_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_locks(monkeypatch)
+    journal = Journal(tmp_path / "0.main.journal")
+    journal.append(packed("a")[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", pwrite_that(lambda *_: OSError(errno.ENOSPC, "No space left on device")))
+        with pytest.raises(OSError, match="No space"):
+            journal.clear()
+    assert journal.append(packed("b")[0]) == journal.good - len(packed("b")[0])
+    assert read_back(journal.path) == ["writer", "b"]
+    assert is_alive(journal.path)
+
+
 @pytest.mark.parametrize("owner", [{"host": "elsewhere", "process": 1}, {"process": 2**22 - 3}])
 def test_without_locks_a_journal_of_a_process_that_is_gone_is_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: dict[str, Any]

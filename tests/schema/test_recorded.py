@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -498,3 +499,15 @@ def test_a_trace_without_verifiers_asks_for_the_extra(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "verifiers.v1.trace", None)
     with pytest.raises(MissingExtra, match=r"pip install 'rolltape\[live\]'"):
         to_trace(record())
+
+
+def test_mappings_that_keep_an_order_of_their_own_are_read_in_it(tmp_path: Path) -> None:
+    """`move_to_end` changes what an OrderedDict says its order is, and not where its values lie."""
+    given = record()
+    expected = json.loads(json.dumps(given))
+    for i, plain in enumerate(given["nodes"]):
+        moved = OrderedDict(sorted(plain.items()))
+        for key in plain:
+            moved.move_to_end(key)
+        given["nodes"][i] = moved
+    assert kept([given], tmp_path) == [expected]

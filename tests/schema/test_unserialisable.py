@@ -229,6 +229,29 @@ def test_a_record_with_any_object_anywhere_is_recorded(place: str, what: str, tm
     assert problems or what in ("set", "bytes")
 
 
+class EqualToAll:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("value", [EqualToAll(), np.array([1, 2])], ids=["equal", "array"])
+@pytest.mark.parametrize("place", ["provider_state", "tool_calls", "content", "usage"])
+def test_an_object_that_compares_in_its_own_way_is_kept_or_named_and_nothing_else_touched(
+    place: str, value: Any, tmp_path: Path
+) -> None:
+    given = record(future=b"raw")
+    node = given["nodes"][1]
+    (node if place == "usage" else node["message"])[place] = value
+    found, problems = kept(given, tmp_path)
+    node = found["nodes"][1]
+    expected = [1, 2] if isinstance(value, np.ndarray) else None
+    assert (node if place == "usage" else node["message"])[place] == expected
+    assert bool(problems) == (expected is None)
+    assert found["future"] == b"raw"
+
+
 @pytest.mark.parametrize("key", [1, None, True, 1.5, (1, 2)], ids=str)
 def test_keys_that_are_no_text_at_the_top_of_records_nodes_and_messages_are_named(key: Any, tmp_path: Path) -> None:
     for where in (0, 1, 2):

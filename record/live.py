@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import dropwhile
 from typing import Any
 
 from rolltape.record.client import DEFAULT_POOL, NAME_A_RENDERER, RendererSettings, RolloutClient
@@ -283,6 +284,8 @@ class _Run:
         self.progress.step_started(place.split, place.step, number + 1, self.options.steps, rollouts)
         started_at = time.time()
         runs = await self._groups(chosen, place)
+        if place.split == "train" and self.stop.event.is_set():
+            self.counters.cursor -= self._left_over(runs)
         try:
             closed = await close_step(
                 self.recorder, place, runs, options=self.options, counters=self.counters, started_at=started_at
@@ -304,6 +307,13 @@ class _Run:
         index = self.counters.next_group_index
         self.counters.next_group_index += len(tasks)
         return list(enumerate(tasks, index))
+
+    def _left_over(self, runs: Sequence[GroupRun]) -> int:
+        """Tasks that a resumed run is to take again: from the first whose group has not ended, or failed as all after it."""
+        failing = self.failed_in_a_row if self.stop.reason == "failing" else 0
+        left = list(dropwhile(lambda run: bool(run.scored if not run.failure else not failing), runs))
+        before = failing - sum(run.failure is not None for run in runs) if len(left) == len(runs) else 0
+        return len(left) + max(0, before)
 
     async def _groups(self, chosen: Sequence[tuple[int, Any]], place: StepPlace) -> list[GroupRun]:
         """Run groups until all have ended or the run is stopped; the groups in order, also those cut short."""

@@ -196,6 +196,7 @@ def test_an_environment_that_always_fails_ends_the_run_with_the_error(bench: Ben
     total = counts(run)
     assert total["error"] + total.get("cancelled", 0) == total["started"]
     assert total["error"] >= 24
+    assert run.commits("train")[-1].step.cursor == 0
 
 
 def test_engine_faults_cost_rollouts_and_a_replay_gives_the_same_samples(bench: Bench) -> None:
@@ -265,6 +266,20 @@ def test_an_interrupt_cancels_what_runs_and_commits_what_has_ended(bench: Bench)
     assert total["started"] == len(rows(run))
     assert any("Ctrl-C again" in note for note in heard.notes)
     assert same_again(run)
+
+
+def test_a_resumed_run_takes_the_tasks_again_that_a_stop_cut_short(bench: Bench) -> None:
+    bench.engine.faults = Faults({Fault.LATENCY: Switch(1.0)}, latency=0.1)
+    stop = Heard(on_trace=lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 8 else None)
+    _, run = bench.run(heard=stop, groups=6, concurrency=4)
+    cut = {row["task_idx"] for row in rows(run) if row["disposition"] in ("cancelled", "incomplete_group")}
+    begun = {row["task_idx"] for row in rows(run)}
+    [commit] = run.commits("train")
+    assert 0 < len(begun - cut) < 6
+    assert commit.step.cursor == min(set(range(6)) - (begun - cut))
+    bench.engine.faults = Faults({})
+    _, run = bench.run(groups=6, steps=1, resume=True)
+    assert {row["task_idx"] for row in rows(run, steps=1)} == set(range(commit.step.cursor, commit.step.cursor + 6))
 
 
 @pytest.mark.parametrize(

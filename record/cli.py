@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,8 @@ from rolltape.replay.console import SafeFormatter, printable
 from rolltape.replay.tokenizer import HELP
 from rolltape.replay.words import alike, counted
 from rolltape.schema.errors import RolltapeError
+from rolltape.schema.paths import RunPaths
+from rolltape.schema.storage import place
 
 WHAT, SAMPLING, RENDERER, SAMPLES, ENGINE = "What to run", "Sampling", "Renderer", "Samples", "Engine and failures"
 RECORDING = "Recording"
@@ -39,7 +42,10 @@ def record(
         int, typer.Option(help="Steps to record; with --resume, so many more.", rich_help_panel=WHAT)
     ] = LiveOptions.steps,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on after the last step of the run in --run.", rich_help_panel=WHAT)
+        bool,
+        typer.Option(
+            "--resume", help="Go on after the last step of the run in --run, where it is there.", rich_help_panel=WHAT
+        ),
     ] = False,
     concurrency: Annotated[int, typer.Option(help="Rollouts at once.", rich_help_panel=WHAT)] = LiveOptions.concurrency,
     evaluate: Annotated[
@@ -191,17 +197,25 @@ def record(
 def run_with(options: LiveOptions, *, quiet: bool = False) -> Any:
     """`run_live` in an event loop of its own, with the display that suits standard error."""
     from rolltape.record.config import read_config
+    from rolltape.record.folder import expect_free
     from rolltape.record.versions import check_live
 
     check_live()
     read_config(options.config)  # what is wrong there is said before the imports, which take seconds
+    if not options.resume:
+        with suppress(OSError):  # said when it is opened
+            expect_free(RunPaths(place(options.run, options.state)))
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     handler = logging.StreamHandler()
     handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.ERROR, handlers=[handler])
-    from rolltape.record.live import run_live
+    progress = for_output(quiet=quiet)
+    try:
+        from rolltape.record.live import run_live
 
-    return asyncio.run(run_live(options, progress=for_output(quiet=quiet)))
+        return asyncio.run(run_live(options, progress=progress))
+    finally:
+        progress.close()
 
 
 def summary_text(summary: Any) -> str:

@@ -36,19 +36,28 @@ def enter(paths: RunPaths, identity: Mapping[str, str | None], resume: bool) -> 
     with one_at_a_time(paths) if isinstance(paths.root, StorePath) else nullcontext():
         if not paths.run.exists() and (made := _made(paths, identity)) is not None:
             return made
-    run = open_run(paths.root)
     if not resume:
-        raise RunConflict(
-            f"{paths.root} holds run {run.run_id} already; choose a new folder, or go on with it by --resume (in Python "
-            "resume=True), with a --writer name of its own where another process still records into it."
-        )
+        expect_free(paths)
+    run = open_run(paths.root)
     then = run.info
     both = {k: (then.get(k), v) for k, v in identity.items() if v is not None and then.get(k) is not None}
     other = {k: (old, new) for k, (old, new) in both.items() if not _same(old, new)}
     if other:
         told = "; ".join(f"{k} {old!r} then, {new!r} now" for k, (old, new) in other.items())
-        raise RunConflict(f"{paths.root} holds a run of something else ({told}); two runs are not mixed in one folder.")
+        raise RunConflict(
+            f"{paths.root} holds a run of something else ({told}); two runs are not mixed in one folder. Choose a new folder, "
+            "or go on with what the run was begun with."
+        )
     return run.run_id
+
+
+def expect_free(paths: RunPaths) -> None:
+    """Raise RunConflict where the folder holds a run."""
+    if paths.run.exists():
+        raise RunConflict(
+            f"{paths.root} holds run {open_run(paths.root).run_id} already; choose a new folder, or go on with it by --resume "
+            "(in Python resume=True), with a --writer name of its own where another process still records into it."
+        )
 
 
 def _same(old: Any, new: str) -> bool:

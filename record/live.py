@@ -153,6 +153,8 @@ async def run_live(options: LiveOptions, *, progress: Progress | None = None) ->
             if recorder.recovered.anything:
                 progress.note(_told(recorder.recovered))
             run = _Run(options, environment, tasks, client, recorder, progress, versions)
+            if options.resume and not run.first:
+                progress.note(f"{options.run} holds no step to go on after; this begins at step 0.")
             await run.all_steps()
         finally:
             status = await asyncio.to_thread(recorder.close)

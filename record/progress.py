@@ -176,7 +176,7 @@ class Terminal:
             transient=True,
             refresh_per_second=8,
         )
-        self._task: TaskID | None = None
+        self._task: TaskID | None = self._bars.add_task("loading environment and tokenizer", total=None, news="")
         self._bars.start()
 
     def step_started(self, split: str, step: int, number: int, steps: int, rollouts: int) -> None:

@@ -98,7 +98,9 @@ def settle(paths: RunPaths) -> Recovered:
             if not _settled(paths, file, *writer, result):
                 kept.add(writer)
         except (OSError, RolltapeError) as error:
-            result.faults.append(f"{file}: cannot be settled now ({error}); it is kept.")
+            result.faults.append(
+                f"{file}: cannot be settled now ({error}); it is kept. Recover again when that is mended."
+            )
             kept.add(writer)
     if not result.alive:
         try:

@@ -25,7 +25,7 @@ def recover(
     not committed elsewhere. Safe to call at any time, and again. Of a run in an object store, the journals of this machine
     are settled: call it where the run was recorded.
 
-    Exit code: 0 settled, or nothing to settle; 1 something could not be read and is named; 2 refused.
+    Exit code: 0 settled, or nothing to settle; 1 something could not be read or settled and is named; 2 refused.
     """
     from rolltape.record.recover import recover as settle
 
@@ -46,7 +46,7 @@ def lines(found: Recovered) -> list[str]:
         result.append(f"committed {part['split']} {part['part']}: {counted(part['traces'], 'trace')}{lost}")
     if found.known:
         result.append(f"{found.known} journaled traces were committed already")
-    result += [f"could not be read: {fault}" for fault in found.faults]
+    result += [f"problem: {fault}" for fault in found.faults]
     result += [f"moved aside, for no journal explains it: {file}" for file in found.discarded]
     result += [f"removed: {file}" for file in found.removed]
     return result or ["nothing to settle"]

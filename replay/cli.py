@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import itertools
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -50,6 +51,8 @@ _ORDER = (
 )
 
 
+_BROKEN = 80
+"""Characters from which on a line of help was broken for its length."""
 _PACKAGE = {"live": "verifiers"}
 """What tells that an extra is not installed, without importing anything."""
 
@@ -82,7 +85,10 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A command by name."""
         if cmd_name not in _ELSEWHERE:
-            return super().get_command(ctx, cmd_name)
+            command = super().get_command(ctx, cmd_name)
+            if command is not None:
+                command.help = unwrapped(command.help or "")
+            return command
         module, function, extra = _ELSEWHERE[cmd_name]
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
         if self._listing:
@@ -98,7 +104,13 @@ class _Commands(TyperGroup):
             single.command(cmd_name, help=escape(sentence), context_settings=anything)(_stub(sentence))
         command = typer.main.get_command(single)
         command.name = cmd_name
+        command.help = unwrapped(command.help or "")
         return command
+
+
+def unwrapped(text: str) -> str:
+    """Help with the lines put together again that its source had to break; a terminal breaks them where it is as wide."""
+    return re.sub(rf"(?m)^(.{{{_BROKEN},}})\n(?=\S)", r"\1 ", text)
 
 
 def _missing(name: str, extra: str, needs: str) -> str:
@@ -123,7 +135,7 @@ def _summary(name: str) -> str:
     assert spec.origin is not None
     text = Path(spec.origin).read_text(encoding="utf-8")
     found = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == function)
-    return inspect.cleandoc(ast.get_docstring(found) or "")
+    return unwrapped(inspect.cleandoc(ast.get_docstring(found) or ""))
 
 
 def _without_pandas() -> None:

@@ -268,6 +268,15 @@ def test_an_interrupt_cancels_what_runs_and_commits_what_has_ended(bench: Bench)
     assert same_again(run)
 
 
+def test_a_run_that_is_not_there_is_begun_and_that_is_said(bench: Bench) -> None:
+    heard = Heard()
+    _, run = bench.run(heard=heard, groups=1, resume=True)
+    assert len(run.steps()) == 1
+    assert [note for note in heard.notes if "begins at step 0" in note] == [
+        f"{bench.folder / 'run'} holds no step to go on after; this begins at step 0."
+    ]
+
+
 def test_a_resumed_run_takes_the_tasks_again_that_a_stop_cut_short(bench: Bench) -> None:
     bench.engine.faults = Faults({Fault.LATENCY: Switch(1.0)}, latency=0.1)
     stop = Heard(on_trace=lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 8 else None)

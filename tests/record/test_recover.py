@@ -515,7 +515,7 @@ def test_the_command_names_what_it_cannot_read(dead: Path, capsys: pytest.Captur
     code, text, _ = rolltape(capsys, "recover", str(dead))
     assert code == 1
     assert f"left alone, its writer lives: {living.path}" in text
-    assert f"could not be read: {journal}: corruption of 4 bytes at byte" in text
+    assert f"problem: {journal}: corruption of 4 bytes at byte" in text
     living.close()
     code, text, _ = rolltape(capsys, "recover", "--json", str(dead))
     assert code == 0

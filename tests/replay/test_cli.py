@@ -200,6 +200,13 @@ def test_the_version_says_which_schema_is_known(rolltape: Run) -> None:
     assert out.endswith("schema 1.0\n")
 
 
+def test_lines_of_help_are_broken_by_the_terminal_and_not_by_the_source() -> None:
+    long = "a sentence that the source had to break because it does not take lines of more than 128 characters"
+    assert cli.unwrapped(f"{long}\n{long}\nend.\n\nNext.\n") == f"{long} {long} end.\n\nNext.\n"
+    kept = f"A table:\n\n    a = 1\n    b = 2\n\n{long}\n    code"
+    assert cli.unwrapped(kept) == kept
+
+
 def test_help_lists_the_commands_of_both_sides(rolltape: Run) -> None:
     code, out, _ = rolltape("--help")
     assert code == 0

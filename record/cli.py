@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -203,8 +202,12 @@ def run_with(options: LiveOptions, *, quiet: bool = False) -> Any:
     check_live()
     read_config(options.config)  # what is wrong there is said before the imports, which take seconds
     if not options.resume:
-        with suppress(OSError):  # said when it is opened
+        try:
             expect_free(RunPaths(place(options.run, options.state)))
+        except RolltapeError:
+            raise
+        except OSError:  # told when the run is opened
+            pass
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     handler = logging.StreamHandler()
     handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
+from rich.text import Text
 
 from rolltape.replay.console import SafeConsole
 
@@ -159,6 +160,13 @@ class Lines:
         self.console.print(text, markup=False, highlight=False)
 
 
+class _Count(MofNCompleteColumn):
+    """How many of how many; nothing where that is not known."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
+
+
 class Terminal:
     """A bar for the running step, and a line above it for each step that is recorded."""
 
@@ -169,7 +177,7 @@ class Terminal:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
-            MofNCompleteColumn(),
+            _Count(),
             TextColumn("{task.fields[news]}", style="dim"),
             TimeElapsedColumn(),
             console=self.console,

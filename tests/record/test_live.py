@@ -268,6 +268,23 @@ def test_an_interrupt_cancels_what_runs_and_commits_what_has_ended(bench: Bench)
     assert same_again(run)
 
 
+def test_a_folder_that_holds_a_run_is_refused_before_anything_is_loaded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, run = bench.run(groups=1)
+
+    def loaded(*_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr("rolltape.record.live.run_live", loaded)
+    app = typer.Typer()
+    app.command()(record)
+    config = bench.options().config
+    words = [str(config), "--run", str(bench.folder / "run"), "--engine", bench.engine.url, "--model", "demo"]
+    result = CliRunner().invoke(app, words)
+    assert (result.exit_code, f"holds run {run.run_id} already" in result.output) == (2, True)
+
+
 def test_a_run_that_is_not_there_is_begun_and_that_is_said(bench: Bench) -> None:
     heard = Heard()
     _, run = bench.run(heard=heard, groups=1, resume=True)

@@ -55,6 +55,9 @@ def test_lines_go_to_a_log_and_hold_no_markup() -> None:
 def test_bars_are_drawn_on_a_terminal_and_end_cleanly() -> None:
     out = io.StringIO()
     terminal = Terminal(Console(file=out, width=120, force_terminal=True))
+    terminal.note("so far")
+    assert "loading environment and tokenizer" in out.getvalue()
+    assert "?" not in out.getvalue().replace("\x1b[?25l", "")
     for number, step in ((1, 6), (2, 7)):
         terminal.step_started("train", step, number, 2, 1)
         terminal.trace(news())

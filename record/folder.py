@@ -16,11 +16,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from rolltape.record.journal import is_alive
-from rolltape.replay.run import Run, open_run
+from rolltape.replay.run import open_run
 from rolltape.schema.errors import RolltapeError, RunConflict
 from rolltape.schema.fields import SCHEMA_VERSION
 from rolltape.schema.parquet import put_once
-from rolltape.schema.paths import Part, RunPaths
+from rolltape.schema.paths import RunPaths
 from rolltape.schema.sealed import seal
 from rolltape.schema.storage import AnyPath, StorePath, listed
 
@@ -121,22 +121,6 @@ def joined_attempt(paths: RunPaths, writer: str) -> int | None:
             f"writer {writer!r} records into {paths.root} at this moment; give this one another name, or end the other."
         )
     return max((number for number, _ in alive), default=None)
-
-
-def check_free(paths: RunPaths, attempt: int, writer: str, start_step: int) -> None:
-    """Raise RunConflict where `writer` has recorded steps from `start_step` on in this attempt: it cannot do so twice."""
-    mine = [part for part in _parts(open_run(paths.root)) if (part.attempt, part.writer) == (attempt, writer)]
-    last = max((part for part in mine if part.step >= start_step), key=lambda part: part.step, default=None)
-    if last is not None:
-        raise RunConflict(
-            f"{paths.commit(last)}: writer {writer!r} has recorded step {last.step} of {last.split!r} in attempt {attempt}, "
-            f"which others still record; go on behind it (start_step={last.step + 1}, or None), take another writer's name, or "
-            f"end the others first: then step {start_step} can be recorded again, in an attempt of its own."
-        )
-
-
-def _parts(run: Run) -> list[Part]:
-    return [commit.part for commit in run.all_commits] + [part for part, _ in run.broken]
 
 
 def next_attempt(paths: RunPaths, start_step: int, settings: Mapping[str, Any], versions: Mapping[str, str]) -> int:

@@ -34,7 +34,6 @@ import pyarrow as pa
 from rolltape.record.encoder import Encoder
 from rolltape.record.folder import (
     Home,
-    check_free,
     enter,
     installed_versions,
     joined_attempt,
@@ -216,8 +215,6 @@ class Recorder:
                     if start_step is None:
                         start_step = after_everything(open_run(paths.root))
                     attempt = next_attempt(paths, start_step, secrets.mask(dict(settings or {})), versions)
-                elif start_step is not None:
-                    check_free(paths, attempt, writer, start_step)
                 made = partial(cls, paths, run_id, attempt, writer, versions, store=store or StoreOptions())
                 return made(secrets=secrets, strict=strict, recovered=recovered)
         except RolltapeError:

@@ -55,7 +55,7 @@ def test_commands_on_the_demo_do_what_is_said(
     said = {}
     for command in commands("README.md"):
         if command[0] == "rolltape" and command[1] not in ("demo", "engine", "record", "recover", "notebook"):
-            arguments = [trace[:6] if a == "3f2a" else a for a in command]
+            arguments = [trace[:6] if a == "TRACE" else a for a in command]
             if arguments in (["rolltape", "sql", "demo-run"], ["rolltape", "stats", "runs/mine"]):
                 continue  # a prompt; and a run that the next test is about
             monkeypatch.setattr(sys, "argv", arguments)

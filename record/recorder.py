@@ -32,14 +32,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from rolltape.record.encoder import Encoder
-from rolltape.record.folder import (
-    Home,
-    enter,
-    installed_versions,
-    joined_attempt,
-    next_attempt,
-    one_at_a_time,
-)
+from rolltape.record.folder import Home, enter, installed_versions, joined_attempt, next_attempt, one_at_a_time
 from rolltape.record.parts import chunks, counted, sound_outcome, sound_record, write_part
 from rolltape.record.recover import Recovered, outcome_record, settle
 from rolltape.record.resume import after_everything, continued

@@ -78,9 +78,7 @@ class Nodes:
 
     def _in_order_of(self, layout: Layout) -> bool:
         """Whether all nodes and messages have just the layout's keys, in its order: mostly so, and quickly found."""
-        if not _DICT.issuperset(map(type, self.nodes)) or list(map(tuple, self.nodes)).count(layout.node) != len(
-            self.nodes
-        ):
+        if not _DICT.issuperset(map(type, self.nodes)) or set(map(tuple, self.nodes)) - {layout.node}:
             return False
         self.columns = dict(zip(layout.node, map(list, zip(*map(dict.values, self.nodes), strict=True)), strict=False))
         messages = self._values("message")

@@ -340,7 +340,7 @@ class _Rows:
         """
         for sample, (ids, mask, logprobs) in self.unfilled:
             sample.tokens = ids.tolist()
-            sample.loss_mask = mask.tolist()
+            sample.loss_mask = list(mask.tobytes())  # twice as fast as `tolist`
             sample.rollout_log_probs = logprobs.tolist()
         self.unfilled.clear()
 

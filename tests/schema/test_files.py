@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -269,6 +270,44 @@ def test_only_the_columns_that_are_asked_for_are_read(tmp_path: Path) -> None:
     ]
     write_parquet(tmp_path / "b.parquet", [])
     assert read_parquet(tmp_path / "b.parquet", ["reward"]).schema.names == ["reward"]
+
+
+def test_files_whose_lists_may_hold_nulls_are_read_beside_those_that_hold_none(tmp_path: Path) -> None:
+    """Files of before say of every list that it may; the rows are the same, for us, for pyarrow and for DuckDB."""
+    now, before = tmp_path / "now.parquet", tmp_path / "before.parquet"
+    table = with_outcomes(encode([record(id=f"t{i}") for i in range(3)]), [])
+    write_parquet(now, [table])
+    metadata = pq.read_schema(now).metadata
+    pq.write_table(table.replace_schema_metadata(metadata), before)
+    assert pq.read_schema(now).field("token_ids").type.value_field.nullable is False
+    assert pq.read_schema(before).field("token_ids").type.value_field.nullable is True
+    assert read_parquet(now).equals(read_parquet(before))
+    assert read_parquet(now).schema.equals(ROW.arrow)
+    both = duckdb.sql(f"SELECT token_ids, sampled FROM read_parquet(['{before}', '{now}'])").fetchall()
+    assert both == 2 * list(zip(*(table[name].to_pylist() for name in ("token_ids", "sampled")), strict=True))
+
+
+@pytest.mark.parametrize("name", ["token_ids", "sampled"])
+def test_a_null_amid_token_ids_or_flags_is_refused(tmp_path: Path, name: str) -> None:
+    table = encode([record(), record(id="t1")])
+    values = table.column(name).to_pylist()
+    values[1][0] = None
+    place = table.schema.get_field_index(name)
+    table = table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+    with pytest.raises(BadInput, match=f"the column {name} holds a null"):
+        write_parquet(tmp_path / "a.parquet", [table])
+    assert names(tmp_path) == []
+
+
+def test_rows_without_lists_keep_none(tmp_path: Path) -> None:
+    """As rows have whose contents were pruned, also in a slice of a table."""
+    table = with_outcomes(encode([record(id=f"t{i}") for i in range(4)]), [])
+    for name in ("token_ids", "sampled"):
+        values = [None if i % 2 else v for i, v in enumerate(table.column(name).to_pylist())]
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+    write_parquet(tmp_path / "a.parquet", [table.slice(0, 1), table.slice(1, 3)])
+    assert read_parquet(tmp_path / "a.parquet").equals(table)
 
 
 # -- damage

@@ -24,25 +24,25 @@ from rolltape.schema.errors import MissingExtra, RolltapeError
 from rolltape.schema.fields import RECORDS, ROW, SCHEMA_VERSION
 
 _ELSEWHERE = {
-    "export": ("rolltape.replay.export_cli", "export", ""),
-    "diff": ("rolltape.replay.diff_cli", "diff", ""),
+    "export": ("rolltape.replay.commands.export", "export", ""),
+    "diff": ("rolltape.replay.commands.diff", "diff", ""),
     "demo": ("rolltape.record.demo.cli", "demo", "live"),
     "record": ("rolltape.record.cli", "record", "live"),
     "engine": ("rolltape.record.engine.cli", "engine", "live"),
     "recover": ("rolltape.record.recover_cli", "recover", ""),
-    "verify": ("rolltape.replay.verify_cli", "verify_command", ""),
+    "verify": ("rolltape.replay.commands.verify", "verify_command", ""),
     "rescore": ("rolltape.record.rescore_cli", "rescore", "live"),
     "launch": ("rolltape.record.launch_cli", "launch_command", "live"),
-    "approve": ("rolltape.replay.approve_cli", "approve_command", ""),
-    "list": ("rolltape.replay.list_cli", "list_command", ""),
-    "import": ("rolltape.replay.import_cli", "import_command", ""),
-    "stats": ("rolltape.replay.stats_cli", "stats_command", ""),
-    "show": ("rolltape.replay.show_cli", "show_command", ""),
-    "notebook": ("rolltape.replay.notebook_cli", "notebook_command", ""),
-    "sql": ("rolltape.replay.sql_cli", "sql_command", ""),
-    "annotate": ("rolltape.replay.annotate_cli", "annotate_command", ""),
-    "compact": ("rolltape.replay.compact_cli", "compact_command", ""),
-    "prune": ("rolltape.replay.prune_cli", "prune_command", ""),
+    "approve": ("rolltape.replay.commands.approve", "approve_command", ""),
+    "list": ("rolltape.replay.commands.list", "list_command", ""),
+    "import": ("rolltape.replay.commands.import_", "import_command", ""),
+    "stats": ("rolltape.replay.commands.stats", "stats_command", ""),
+    "show": ("rolltape.replay.commands.show", "show_command", ""),
+    "notebook": ("rolltape.replay.commands.notebook", "notebook_command", ""),
+    "sql": ("rolltape.replay.commands.sql", "sql_command", ""),
+    "annotate": ("rolltape.replay.commands.annotate", "annotate_command", ""),
+    "compact": ("rolltape.replay.commands.compact", "compact_command", ""),
+    "prune": ("rolltape.replay.commands.prune", "prune_command", ""),
 }
 """Commands of other modules: module, function, and the extra that the module needs."""
 _ORDER = (

@@ -176,7 +176,7 @@ def _as_json(folder: DemoFolder, summary: LiveSummary, verification: Verificatio
 
 
 def _show(folder: DemoFolder, summary: LiveSummary, verification: Verification, seconds: float) -> None:
-    from rolltape.replay.verify_cli import print_verification
+    from rolltape.replay.commands.verify import print_verification
 
     columns = ("step", "traces", "sampled tokens", "reward", "cut off", "emitted", "dropped, and why")
     cut = _cut_off(folder)

@@ -364,7 +364,7 @@ def test_what_cannot_be_opened_is_refused_with_a_sentence(
 def test_without_the_extra_it_says_what_to_install(
     rolltape: Cli, demo_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rolltape.replay.notebook_cli.find_spec", lambda _: None)
+    monkeypatch.setattr("rolltape.replay.commands.notebook.find_spec", lambda _: None)
     code, _, error = rolltape("notebook", "look", demo_run)
     assert (code, "pip install 'rolltape[notebooks]'" in error) == (2, True)
 

@@ -22,7 +22,8 @@ import pytest
 from replay_build import Record, group, put_attempt, put_part, put_run, put_step, reply, said, trace, turn
 from rich.text import Text
 
-from rolltape.replay import ConvertOptions, convert, open_run, outcomes_of, stats_cli
+from rolltape.replay import ConvertOptions, convert, open_run, outcomes_of
+from rolltape.replay.commands import stats as stats_command
 from rolltape.replay.console import SafeConsole
 from rolltape.replay.rollouts import PassRule
 from rolltape.replay.stats import Summary, pass_at, stats
@@ -595,11 +596,11 @@ def test_what_a_terminal_has_no_lines_for_is_counted(
     long_run: Path, height: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     console = SafeConsole(width=100, height=height, color_system=None, force_terminal=True)
-    monkeypatch.setattr(stats_cli, "out", console)
+    monkeypatch.setattr(stats_command, "out", console)
     found = render(stats(open_run(long_run)), width=100, rows=30)
     whole, status = len(console.render_lines(found)), "\nnobody records; Ctrl-C ends"
     with console.capture() as capture:
-        console.print(stats_cli._screen(found, Text(status)))
+        console.print(stats_command._screen(found, Text(status)))
     lines = capture.get().splitlines()
     assert len(lines) == min(height, whole + 2)
     assert lines[-1] == "nobody records; Ctrl-C ends"

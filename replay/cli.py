@@ -245,8 +245,8 @@ def convert_command(
 
     Exit code: 0 written, 2 refused.
     """
+    from rolltape.replay.exports.samples import write_samples
     from rolltape.replay.run import open_run
-    from rolltape.replay.sample_files import write_samples
 
     opened = open_run(run)
     with progress("converting, files") as tell:

@@ -10,12 +10,12 @@ import typer
 
 from rolltape.replay.chosen import chosen_commits
 from rolltape.replay.console import err, out, print_json, progress
-from rolltape.replay.export import Exported, ExportedFile, Format
-from rolltape.replay.export_hf import write_hf
-from rolltape.replay.export_verifiers import write_verifiers
+from rolltape.replay.exports.exported import Exported, ExportedFile, Format
+from rolltape.replay.exports.hf import write_hf
+from rolltape.replay.exports.samples import Written, write_samples
+from rolltape.replay.exports.verifiers import write_verifiers
 from rolltape.replay.options import BranchPolicy
 from rolltape.replay.run import open_run
-from rolltape.replay.sample_files import Written, write_samples
 from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from rolltape.replay.console import err, out, print_json, progress
-from rolltape.replay.import_groups import GroupBy
-from rolltape.replay.import_lines import IS_FAST
-from rolltape.replay.importer import Imported, import_files
+from rolltape.replay.imports.groups import GroupBy
+from rolltape.replay.imports.importer import Imported, import_files
+from rolltape.replay.imports.lines import IS_FAST
 from rolltape.replay.words import counted
 
 _MOST_SHOWN = 20

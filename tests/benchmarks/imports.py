@@ -69,15 +69,15 @@ def read_traces(folder: Path, _: Path) -> int:
 
 def import_json(folder: Path, run: Path) -> int:
     """The import, with the standard library's JSON."""
-    from rolltape.replay import import_lines
+    from rolltape.replay.imports import lines
 
-    import_lines._fast = None
+    lines._fast = None
     return import_fast(folder, run)
 
 
 def import_fast(folder: Path, run: Path, jobs: int = 1) -> int:
     """The import, with msgspec where it is installed."""
-    from rolltape.replay.importer import import_files
+    from rolltape.replay.imports.importer import import_files
 
     return import_files(folder, run, jobs=jobs).traces
 

@@ -11,7 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 import imports
 
-from rolltape.replay import import_lines
+from rolltape.replay.imports import lines as import_lines
 
 
 @pytest.mark.parametrize("side", imports.SIDES)

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from rolltape.record.engine import write_tokenizer
 from rolltape.replay.cli import app
+from rolltape.replay.exports.samples import write_samples
 from rolltape.replay.run import open_run
-from rolltape.replay.sample_files import write_samples
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

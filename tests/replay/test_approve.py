@@ -21,8 +21,8 @@ from rolltape.replay.approve import approve
 from rolltape.replay.cli import app
 from rolltape.replay.compare import compare
 from rolltape.replay.expected import read_expected
+from rolltape.replay.exports.samples import write_samples
 from rolltape.replay.replayed import replay
-from rolltape.replay.sample_files import write_samples
 from rolltape.schema import BadInput, Damaged
 from rolltape.schema.paths import Part, RunPaths
 

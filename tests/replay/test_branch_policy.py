@@ -10,7 +10,7 @@ import pytest
 from replay_build import TRACES, group, put_run, put_step, reply, said, trace, turn
 
 from rolltape.replay import ConvertOptions, convert, flatten, open_run
-from rolltape.replay.sample_files import write_samples
+from rolltape.replay.exports.samples import write_samples
 
 Cli = Callable[..., tuple[int, str, str]]
 FORK = (said(None, [1]), reply(0, [2], [3, 4]), said(1, [5]), reply(2, [], [6]), said(0, [7]), reply(4, [], [8]))

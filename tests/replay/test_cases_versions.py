@@ -61,7 +61,7 @@ socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse
 sys.modules.update(dict.fromkeys({LIVE!r}))
 from rolltape.replay import open_run
 from rolltape.replay.replayed import replay
-from rolltape.replay.sample_files import write_samples
+from rolltape.replay.exports.samples import write_samples
 from rolltape.replay.verify import verify
 
 run = open_run(sys.argv[1])

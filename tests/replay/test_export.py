@@ -11,8 +11,8 @@ from replay_build import put_attempt, put_run, put_step, turn
 
 from rolltape.replay import open_run
 from rolltape.replay.chosen import chosen_commits
-from rolltape.replay.export_verifiers import write_verifiers
-from rolltape.replay.sample_files import write_samples
+from rolltape.replay.exports.samples import write_samples
+from rolltape.replay.exports.verifiers import write_verifiers
 from rolltape.replay.whole import whole_file
 from rolltape.schema.errors import BadInput, Damaged, RunConflict
 

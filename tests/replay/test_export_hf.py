@@ -14,8 +14,8 @@ from replay_build import Record, by_task, put_part, put_run, put_step, recorded,
 
 from rolltape.replay import open_run
 from rolltape.replay.chosen import chosen_commits
-from rolltape.replay.export import Exported
-from rolltape.replay.export_hf import BRANCHES, NO_GRAPH, NO_MESSAGE, SCHEMA, write_hf
+from rolltape.replay.exports.exported import Exported
+from rolltape.replay.exports.hf import BRANCHES, NO_GRAPH, NO_MESSAGE, SCHEMA, write_hf
 from rolltape.schema import Step, encode
 from rolltape.schema.paths import Part
 

@@ -17,9 +17,9 @@ from replay_build import SCENARIOS, TRACES, Record, by_task, put_part, put_run, 
 
 from rolltape.replay import cli, open_run
 from rolltape.replay.chosen import chosen_commits
-from rolltape.replay.export import Exported
-from rolltape.replay.export_config import toml, write_config
-from rolltape.replay.export_verifiers import (
+from rolltape.replay.exports.config import toml, write_config
+from rolltape.replay.exports.exported import Exported
+from rolltape.replay.exports.verifiers import (
     ARRAYS,
     INCOMPLETE,
     OWN_EPISODE,
@@ -325,7 +325,7 @@ def test_the_ending_chooses_compression(tmp_path: Path) -> None:
 def test_long_row_groups_are_decoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [turn(id=f"t{i}") for i in range(10)]
     table = encode(records)
-    monkeypatch.setattr("rolltape.replay.export_verifiers.TOKENS_AT_ONCE", 3 * table["num_tokens"][0].as_py())
+    monkeypatch.setattr("rolltape.replay.exports.verifiers.TOKENS_AT_ONCE", 3 * table["num_tokens"][0].as_py())
     pieces = list(_pieces(table))
     assert [p.num_rows for p in pieces] == [3, 3, 3, 1]
     assert [r for p in pieces for r in decode(p)] == records

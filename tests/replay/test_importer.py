@@ -19,13 +19,13 @@ from replay_build import TRACES, Record, recorded, samples, turn
 from rolltape.replay import (
     ConvertOptions,
     convert,
-    import_lines,
-    import_sources,
-    import_steps,
-    importer,
     open_run,
 )
-from rolltape.replay.importer import Imported, Left, import_files
+from rolltape.replay.imports import importer
+from rolltape.replay.imports import lines as import_lines
+from rolltape.replay.imports import sources as import_sources
+from rolltape.replay.imports import steps as import_steps
+from rolltape.replay.imports.importer import Imported, Left, import_files
 from rolltape.replay.verify import verify
 from rolltape.schema import decode
 from rolltape.schema.errors import BadInput

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 from replay_build import Record, put_run, put_step, turn
 
-from rolltape.replay import import_run, import_steps, open_run
-from rolltape.replay.import_groups import GroupBy
-from rolltape.replay.importer import Imported, import_files
+from rolltape.replay import open_run
+from rolltape.replay.imports import run as import_run
+from rolltape.replay.imports import steps as import_steps
+from rolltape.replay.imports.groups import GroupBy
+from rolltape.replay.imports.importer import Imported, import_files
 from rolltape.replay.verify import verify
 from rolltape.schema import decode
 from rolltape.schema.errors import BadInput, RunConflict
@@ -325,8 +327,8 @@ def test_after_an_import_that_was_killed_what_it_had_is_kept_and_it_is_just_impo
     write(tmp_path / "traces.jsonl", *[turn(id=i) for i in "ab"])
     script = (
         "import os, sys\n"
-        "from rolltape.replay import import_run, importer\n"
-        "import_run.put_once = lambda *_: os.kill(os.getpid(), 9)\n"
+        "from rolltape.replay.imports import importer, run\n"
+        "run.put_once = lambda *_: os.kill(os.getpid(), 9)\n"
         "importer.import_files(sys.argv[1], sys.argv[2])\n"
     )
     for place in ("run", "new"):

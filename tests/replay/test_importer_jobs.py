@@ -11,8 +11,11 @@ import pytest
 import zstandard
 from replay_build import Record, turn
 
-from rolltape.replay import import_jobs, import_lines, import_sources, open_run
-from rolltape.replay.importer import import_files
+from rolltape.replay import open_run
+from rolltape.replay.imports import jobs as import_jobs
+from rolltape.replay.imports import lines as import_lines
+from rolltape.replay.imports import sources as import_sources
+from rolltape.replay.imports.importer import import_files
 from rolltape.schema import decode
 from rolltape.schema.errors import BadInput
 
@@ -24,8 +27,9 @@ def lines(*items: Record | bytes) -> bytes:
 
 SCRIPT = """
 import json, multiprocessing, os, sys, time
-from rolltape.replay import import_jobs, import_sources
-from rolltape.replay.importer import import_files
+from rolltape.replay.imports import jobs as import_jobs
+from rolltape.replay.imports import sources as import_sources
+from rolltape.replay.imports.importer import import_files
 
 import_sources.BLOCK_BYTES = 40_000
 if __name__ == "__mp_main__":

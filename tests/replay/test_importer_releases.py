@@ -16,9 +16,10 @@ import pyarrow as pa
 import pytest
 from replay_build import SCENARIOS, TRACES, Record, facts, recorded, reply, said, trace, turn
 
-from rolltape.replay import import_lines, open_run
+from rolltape.replay import open_run
 from rolltape.replay.branches import leaves, path_to
-from rolltape.replay.importer import Imported, import_files
+from rolltape.replay.imports import lines as import_lines
+from rolltape.replay.imports.importer import Imported, import_files
 from rolltape.schema import decode, encode
 from rolltape.schema.episodes import episode_of, line_of
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from replay_build import TRACES, put_attempt, put_run, put_step, reply, said, trace, turn
 
-from rolltape.replay.importer import import_files
+from rolltape.replay.imports.importer import import_files
 from rolltape.replay.listing import list_runs
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import RunNotFound

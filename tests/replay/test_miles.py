@@ -136,7 +136,7 @@ def test_a_checkpoint_has_one_name_wherever_it_lies(checkpoint: str, name: str) 
 
 
 def test_the_replay_side_of_miles_needs_no_verifiers() -> None:
-    code = "import sys, rolltape.replay.miles, rolltape.replay.sample_files; print('verifiers' in sys.modules)"
+    code = "import sys, rolltape.replay.miles, rolltape.replay.exports.samples; print('verifiers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -13,8 +13,8 @@ import pytest
 from replay_build import Record, group, put_run, put_step, reply, said, trace
 
 from rolltape.replay import ConvertOptions, open_run
+from rolltape.replay.exports.samples import batches
 from rolltape.replay.run import Run
-from rolltape.replay.sample_files import batches
 from rolltape.replay.sql import VIEWS
 
 Row = dict[str, Any]

@@ -1,8 +1,8 @@
 """What a run holds, in other people's forms: `rolltape export`.
 
-- `verifiers`: the lines of the release that each trace came from (`export_verifiers.py`)
-- `hf`: conversations for Hugging Face datasets (`export_hf.py`)
-- `samples`: Samples as the trainer got them (`sample_files.py`)
+- `verifiers`: the lines of the release that each trace came from (`verifiers.py`)
+- `hf`: conversations for Hugging Face datasets (`hf.py`)
+- `samples`: Samples as the trainer got them (`samples.py`)
 
 Rows are read a row group at a time; files appear whole or not at all.
 """

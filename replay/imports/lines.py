@@ -1,7 +1,7 @@
 """Lines of traces.jsonl to rows: what one process does with one block, whichever process that is.
 
 The rows of a block go to a file of their own (Arrow IPC, not compressed, one batch), because the traces of a group may lie
-far apart and memory is bounded: what stays is a few bytes about each. `import_steps` puts the groups together.
+far apart and memory is bounded: what stays is a few bytes about each. `steps` puts the groups together.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from rolltape.replay.import_groups import GroupBy, group_key, is_trained
-from rolltape.replay.import_sources import Block, Loader, Source
-from rolltape.replay.readable import as_written, is_own_episode
+from rolltape.replay.exports.readable import as_written, is_own_episode
+from rolltape.replay.imports.groups import GroupBy, group_key, is_trained
+from rolltape.replay.imports.sources import Block, Loader, Source
 from rolltape.schema.encoding import Row, row_of
 from rolltape.schema.episodes import KEY, envelope, is_episode
 from rolltape.schema.errors import BadInput, RolltapeError

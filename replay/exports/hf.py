@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolltape.replay.branches import leaves, path_to
-from rolltape.replay.export import Exported, ExportedFile, Told
+from rolltape.replay.exports.exported import Exported, ExportedFile, Told
 from rolltape.replay.run import Run
 from rolltape.replay.view import View
 from rolltape.replay.whole import check_targets, whole_file

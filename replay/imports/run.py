@@ -18,10 +18,10 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
-from rolltape.replay.import_groups import GroupBy
-from rolltape.replay.import_lines import write_rows
-from rolltape.replay.import_sources import Source
-from rolltape.replay.import_steps import Members, Plan, into_steps
+from rolltape.replay.imports.groups import GroupBy
+from rolltape.replay.imports.lines import write_rows
+from rolltape.replay.imports.sources import Source
+from rolltape.replay.imports.steps import Members, Plan, into_steps
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.whole import naming
 from rolltape.schema.commits import Commit

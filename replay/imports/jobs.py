@@ -18,9 +18,9 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import TypeVar
 
-from rolltape.replay.import_lines import Taken, Taker
-from rolltape.replay.import_sources import Block, Source
-from rolltape.replay.import_steps import Plan, write_step
+from rolltape.replay.imports.lines import Taken, Taker
+from rolltape.replay.imports.sources import Block, Source
+from rolltape.replay.imports.steps import Plan, write_step
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import RolltapeError
 

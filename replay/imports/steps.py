@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rolltape.replay.import_lines import read_rows
+from rolltape.replay.imports.lines import read_rows
 from rolltape.schema.commits import Commit
 from rolltape.schema.fields import ROW, TRACE
 from rolltape.schema.parquet import write_parquet

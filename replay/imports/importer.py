@@ -1,7 +1,7 @@
 """Bringing traces that somebody already has: Verifiers' files of any release into a run.
 
     files ─► blocks of lines ─► rows, in files of their own ─► groups ─► steps: a Parquet file and a commit each
-             import_sources     import_lines                  here       import_run, import_steps
+             sources            lines                         here       run, steps
 
 Memory holds a block and its rows for each process, a piece of each step that is being written, and about 100 bytes for each
 trace and 400 for each group. What a run has already is not taken again; traces that belong to one of its groups are added to
@@ -17,12 +17,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from rolltape.replay.import_groups import GROUP_BY, GroupBy
-from rolltape.replay.import_jobs import jobs_for, workers
-from rolltape.replay.import_lines import Found, Taken, Taker
-from rolltape.replay.import_run import Target, target_at
-from rolltape.replay.import_sources import Block, Cut, Source, blocks, find_sources
-from rolltape.replay.import_steps import Members
+from rolltape.replay.imports.groups import GROUP_BY, GroupBy
+from rolltape.replay.imports.jobs import jobs_for, workers
+from rolltape.replay.imports.lines import Found, Taken, Taker
+from rolltape.replay.imports.run import Target, target_at
+from rolltape.replay.imports.sources import Block, Cut, Source, blocks, find_sources
+from rolltape.replay.imports.steps import Members
 from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput
 
@@ -117,7 +117,7 @@ def import_files(
 ) -> Imported:
     """Import files of Verifiers (see `find_sources`) into a new run at `run`, or into one that was imported before.
 
-    `group_by`: which traces are one group (see `import_groups`). `jobs`: processes, None for one a core where the files are
+    `group_by`: which traces are one group (see `groups`). `jobs`: processes, None for one a core where the files are
     large; more than 1 only from a program that may be imported again, as `multiprocessing` asks for. A line that holds no trace
     is skipped and named; with `strict` it raises BadInput, and nothing is imported. Raises BadInput where a file cannot be read
     or no trace is found, RunConflict where `run` holds something else, or another import is at work, and BrokenImport where one

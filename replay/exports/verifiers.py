@@ -26,9 +26,9 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 import zstandard
 
-from rolltape.replay.export import Exported, ExportedFile, Told
-from rolltape.replay.export_config import scored_again, write_config
-from rolltape.replay.readable import make_readable, own_episode, unscored, without_prompt
+from rolltape.replay.exports.config import scored_again, write_config
+from rolltape.replay.exports.exported import Exported, ExportedFile, Told
+from rolltape.replay.exports.readable import make_readable, own_episode, unscored, without_prompt
 from rolltape.replay.run import Run
 from rolltape.replay.whole import check_targets, whole_file
 from rolltape.schema.commits import Commit

@@ -1,0 +1,1 @@
+"""Verifiers' files of any release into a run: `rolltape import`."""

@@ -32,7 +32,7 @@ from verifiers.v1.errors import ProviderError
 from rolltape.record.picked import Picked, left_out
 from rolltape.record.transport import RetryPolicy, SGLangTransport
 from rolltape.replay.branches import leaves, path_to
-from rolltape.replay.findings import Finding
+from rolltape.replay.checks.findings import Finding
 from rolltape.replay.run import Run
 from rolltape.replay.view import View, views
 from rolltape.schema.errors import BadInput, RolltapeError

@@ -31,7 +31,7 @@ from rolltape.record.picked import Picked, left_out
 from rolltape.record.renderings import Renderings, RetokenizeOptions
 from rolltape.record.retrace import message_of
 from rolltape.replay.branches import leaves, path_to
-from rolltape.replay.findings import Finding
+from rolltape.replay.checks.findings import Finding
 from rolltape.replay.run import Run
 from rolltape.schema.decoding import decode
 from rolltape.schema.fields import TRACE

@@ -13,9 +13,9 @@ from rolltape.record.options import LiveOptions
 from rolltape.record.progress import StepNews
 from rolltape.record.recorder import Committed, Recorder, RecorderStatus
 from rolltape.record.resume import Counters
+from rolltape.replay.checks.groups import signal
 from rolltape.replay.convert import convert, flatten
 from rolltape.replay.digest import digest
-from rolltape.replay.groups import signal
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.outcomes import finish
 from rolltape.schema.errors import CheckFailed

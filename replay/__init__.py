@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rolltape.replay.checks import check
+    from rolltape.replay.checks.findings import Finding
     from rolltape.replay.convert import Conversion, convert, flatten
     from rolltape.replay.digest import digest
-    from rolltape.replay.findings import Finding
     from rolltape.replay.options import ConvertOptions, Expectations
     from rolltape.replay.outcomes import finish, outcomes_of, read_outcomes
     from rolltape.replay.run import Run, open_run
@@ -40,9 +40,9 @@ __all__ = [
 ]
 _HOMES = {
     "checks": ("check",),
+    "checks.findings": ("Finding",),
     "convert": ("Conversion", "convert", "flatten"),
     "digest": ("digest",),
-    "findings": ("Finding",),
     "options": ("ConvertOptions", "Expectations"),
     "outcomes": ("finish", "outcomes_of", "read_outcomes"),
     "run": ("Run", "open_run"),

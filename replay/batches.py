@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from rolltape.replay.checks.findings import Finding
 from rolltape.replay.convert import SampleGroup, convert, convert_alone, flatten
 from rolltape.replay.digest import digest
-from rolltape.replay.findings import Finding
 from rolltape.replay.options import BranchPolicy, ConvertOptions
 from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.pruned import refuse_pruned

@@ -30,8 +30,8 @@ import pyarrow as pa
 
 from rolltape.replay.branches import Branch, sibling_branches
 from rolltape.replay.checks import check_view, rounded
-from rolltape.replay.findings import Finding
-from rolltape.replay.groups import Member, Shared, check_group, members, needed_size, repeated
+from rolltape.replay.checks.findings import Finding
+from rolltape.replay.checks.groups import Member, Shared, check_group, members, needed_size, repeated
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.sample import Sample, Status
 from rolltape.replay.view import View, views

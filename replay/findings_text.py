@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rolltape.replay.checks.findings import Finding
 from rolltape.replay.console import printable
-from rolltape.replay.findings import Finding
 from rolltape.replay.words import alike, counted, of_steps, shortened, wording
 
 SHOWN = 5

@@ -197,7 +197,7 @@ def _parts(run: Run) -> set[Any]:
 
 
 def _approved(run: Run) -> set[Any]:
-    from rolltape.replay.expected import approved_parts, read_sums
+    from rolltape.replay.verification.expected import approved_parts, read_sums
 
     return approved_parts(run.paths, read_sums(run.paths))
 

@@ -3,8 +3,8 @@
     training      rows ─► convert ─► stage `converted` ─► finish ─► stage `handed`
     evaluations   rows ─► each trace alone ─► stage `evaluated`
 
-What a stage must be: the Samples that were approved (see `expected.py`) where there are some, else what the live run took a
-digest of, else it is not known.
+What a stage must be: the Samples that were approved (see `verification/expected.py`) where there are some, else what the
+live run took a digest of, else it is not known.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import pyarrow as pa
 
 from rolltape.replay import options as here
 from rolltape.replay.batches import evaluated, read_part
-from rolltape.replay.compare import NOTHING, Comparison, compare
 from rolltape.replay.convert import Conversion, SampleGroup, convert, flatten
 from rolltape.replay.digest import digest
-from rolltape.replay.expected import Expected, read_expected, read_sums
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.run import Run
 from rolltape.replay.sample import Sample
-from rolltape.replay.verify import check_file
+from rolltape.replay.verification.compare import NOTHING, Comparison, compare
+from rolltape.replay.verification.expected import Expected, read_expected, read_sums
+from rolltape.replay.verification.verify import check_file
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput
 

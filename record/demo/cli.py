@@ -21,7 +21,7 @@ from rolltape.schema.storage import place
 if TYPE_CHECKING:
     from rolltape.record.live import LiveSummary
     from rolltape.record.progress import StepNews
-    from rolltape.replay.verify import Verification
+    from rolltape.replay.verification.verify import Verification
 
 STEPS, GROUPS, ROLLOUTS = 3, 4, 4
 MODEL = "demo"
@@ -158,9 +158,9 @@ def _record(folder: DemoFolder, *, seed: int, overwrite: bool, quiet: bool) -> L
 
 def _verify(folder: DemoFolder) -> Verification:
     """Check what was recorded, with the race's expectation."""
-    from rolltape.replay.expect import load_expectations
     from rolltape.replay.run import open_run
-    from rolltape.replay.verify import verify
+    from rolltape.replay.verification.expect import load_expectations
+    from rolltape.replay.verification.verify import verify
 
     return verify(open_run(folder.run), load_expectations(folder.expectation))
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.record.miles.options import MilesOptions
-from rolltape.replay.groups import signal
+from rolltape.replay.checks.groups import signal
 from rolltape.replay.miles import MESSAGES, RECOMPUTED
 from rolltape.replay.sample import Sample
 from rolltape.schema import jsontext

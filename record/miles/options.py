@@ -21,9 +21,9 @@ from rolltape.record.config import read_toml
 from rolltape.record.options import LiveOptions
 from rolltape.record.recorder import StoreOptions
 from rolltape.record.sampling import Limits, SamplingDefaults
-from rolltape.replay.expect import parse_expectations
 from rolltape.replay.miles import RUN_VARIABLE, has_rollout_id
 from rolltape.replay.options import ConvertOptions, Expectations
+from rolltape.replay.verification.expect import parse_expectations
 from rolltape.schema.errors import BadInput
 
 CONFIG_VARIABLE = "VERIFIERS_CONFIG"
@@ -379,7 +379,7 @@ def _read_own(path: str) -> dict[str, Any]:
 
 def _expectations(value: Any, path: str) -> Expectations:
     if isinstance(value, str):
-        from rolltape.replay.expect import load_expectations
+        from rolltape.replay.verification.expect import load_expectations
 
         return load_expectations(Path(path).parent / value)
     if not isinstance(value, dict):

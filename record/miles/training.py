@@ -30,9 +30,9 @@ from rolltape.record.miles.parts import (
 )
 from rolltape.record.recorder import Recorder
 from rolltape.record.step import Counters, Fate
+from rolltape.replay.checks.groups import signal
 from rolltape.replay.convert import Conversion, convert, flatten
 from rolltape.replay.digest import digest
-from rolltape.replay.groups import signal
 from rolltape.replay.miles import Conversations, base_types, count_metrics, nested, to_miles
 from rolltape.replay.outcomes import finish
 from rolltape.replay.sample import Sample

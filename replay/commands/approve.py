@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from rolltape.replay.approve import Approval, approve
 from rolltape.replay.console import out, print_json, progress, table
 from rolltape.replay.folders import need_runs
 from rolltape.replay.listing import runs_in_store
 from rolltape.replay.options import CONVERTER_VERSION, BranchPolicy
 from rolltape.replay.run import open_run
+from rolltape.replay.verification.approve import Approval, approve
 from rolltape.replay.words import counted
 from rolltape.schema.errors import RunNotFound
 from rolltape.schema.storage import AnyPath, StorePath, place

@@ -98,9 +98,9 @@ def verify_command(
 
     Example: rolltape verify runs/first --retokenize --tokenizer Qwen/Qwen3-8B --logprobs http://127.0.0.1:30000
     """
-    from rolltape.replay.expect import load_expectations
     from rolltape.replay.run import open_run
-    from rolltape.replay.verify import verify
+    from rolltape.replay.verification.expect import load_expectations
+    from rolltape.replay.verification.verify import verify
 
     rendering = {"tokenizer": tokenizer, "model": model, "renderer": renderer, "thinking": thinking, "tools": tools}
     scoring = {"temperature": temperature, "lora": lora}

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from rolltape.replay.batches import batches
-from rolltape.replay.expect import parse_expectations
 from rolltape.replay.run import Run, open_run
-from rolltape.replay.verify import verify as verify_run
+from rolltape.replay.verification.expect import parse_expectations
+from rolltape.replay.verification.verify import verify as verify_run
 
 STEPS, GROUPS, ROLLOUTS = 3, 3, 4
 REWARDS = {"correct", "fastest", "most_concise"}

@@ -20,9 +20,9 @@ from rolltape.record.engine import DemoEngine, Fault, Faults
 from rolltape.record.engine.faults import Switch
 from rolltape.record.miles import VerifiersRolloutFn
 from rolltape.record.miles.room import close_recorders
-from rolltape.replay import verify as verifying
 from rolltape.replay.miles import ReplayRolloutFn
 from rolltape.replay.run import Run, open_run
+from rolltape.replay.verification import verify as verifying
 
 DEMO = '[taskset]\nid = "rolltape.record.demo"\n[harness]\nid = "rolltape.record.demo"\n'
 OWN = "renderer = 'qwen3'\nthinking = false\nrenderer_pool = 1\nretry_seconds = 5.0\n"

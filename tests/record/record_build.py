@@ -17,7 +17,7 @@ import pytest
 
 from rolltape.record.recorder import Committed, Recorder
 from rolltape.replay.run import Run, open_run
-from rolltape.replay.verify import Verification, verify
+from rolltape.replay.verification.verify import Verification, verify
 from rolltape.schema import Context, Group, Outcome, Step, decode
 from rolltape.schema.encoding import Row
 from rolltape.schema.fields import TRACE

@@ -24,7 +24,7 @@ from rolltape.record.inprocess.harness import close_client
 from rolltape.record.sampling import Limits
 from rolltape.record.transport import SGLangTransport
 from rolltape.replay.run import Run, open_run
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema.errors import BadInput, RunConflict
 
 GROUPS = 3

@@ -25,7 +25,7 @@ from rolltape.record.journal import Journal, pack_record
 from rolltape.record.recorder import Recorder
 from rolltape.record.recover import recover
 from rolltape.replay import open_run
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema import Context, Group, Outcome, RolltapeError, decode
 from rolltape.schema.encoding import row_of
 from rolltape.schema.fields import TRACE

@@ -30,7 +30,7 @@ from rolltape.record.recorder import Recorder, StoreOptions
 from rolltape.record.recover import recover
 from rolltape.record.resume import LANE, first_index
 from rolltape.replay.run import Run, open_run
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema.errors import BadInput
 
 DEMO = '[taskset]\nid = "rolltape.record.demo"\n'

@@ -17,7 +17,7 @@ import pytest
 
 from rolltape.record.recorder import Committed, Recorder
 from rolltape.replay import open_run
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema import Context, Group, Outcome, RunConflict, Step, Turn, decode, to_trace
 from rolltape.schema.encoding import Row
 from rolltape.schema.errors import BadInput, Damaged, UnsupportedVersion

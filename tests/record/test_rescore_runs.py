@@ -37,7 +37,7 @@ from rolltape.record.recorder import Recorder
 from rolltape.record.rescore import RescoreOptions, rescore
 from rolltape.replay.cli import main
 from rolltape.replay.run import open_run
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema import Context, Group, Outcome, Step
 from rolltape.schema.errors import BadInput, RunConflict
 

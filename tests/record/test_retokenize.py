@@ -24,8 +24,8 @@ from rolltape.record.renderings import RetokenizeOptions
 from rolltape.record.retokenize import Retokenized, retokenize
 from rolltape.record.sampling import Limits
 from rolltape.record.transport import SGLangTransport
+from rolltape.replay.checks.findings import Finding
 from rolltape.replay.cli import main
-from rolltape.replay.findings import Finding
 from rolltape.replay.prune import Wish, prune
 from rolltape.replay.run import open_run
 from rolltape.schema.errors import BadInput, MissingExtra

@@ -19,7 +19,7 @@ from rolltape.replay.cli import app
 from rolltape.replay.compact import compact
 from rolltape.replay.prune import Wish, prune
 from rolltape.replay.run import open_run
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema import RunConflict, Unreachable
 from rolltape.schema.storage import StorePath, listed, place
 

@@ -17,7 +17,7 @@ from rolltape.record.live import LiveOptions, run_live
 from rolltape.record.progress import Quiet, TraceNews
 from rolltape.record.secrets import Secrets
 from rolltape.replay.run import open_run
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema.decoding import decode
 from rolltape.schema.parquet import read_parquet
 

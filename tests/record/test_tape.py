@@ -29,7 +29,7 @@ from rolltape.record.resume import first_index
 from rolltape.record.sampling import Limits
 from rolltape.record.transport import SGLangTransport
 from rolltape.replay.run import Run, open_run
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema.errors import BadInput
 
 README = Path(__file__).parents[2] / "record" / "README.md"

@@ -22,7 +22,7 @@ from rolltape.replay.annotations import annotations_of
 from rolltape.replay.prune import Wish, prune
 from rolltape.replay.run import Run
 from rolltape.replay.sql import sql
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema import BadInput, Damaged
 from rolltape.schema.errors import RunConflict
 

@@ -17,12 +17,12 @@ from replay_build import converted, group, put_attempt, put_run, put_step, reply
 from typer.testing import CliRunner
 
 from rolltape.replay import ConvertOptions, Sample, Status, digest, open_run, options
-from rolltape.replay.approve import approve
 from rolltape.replay.cli import app
-from rolltape.replay.compare import compare
-from rolltape.replay.expected import read_expected
 from rolltape.replay.exports.samples import write_samples
 from rolltape.replay.replayed import replay
+from rolltape.replay.verification.approve import approve
+from rolltape.replay.verification.compare import compare
+from rolltape.replay.verification.expected import read_expected
 from rolltape.schema import BadInput, Damaged
 from rolltape.schema.paths import Part, RunPaths
 
@@ -216,7 +216,7 @@ def test_a_full_disk_is_named_with_the_file(root: Path, monkeypatch: pytest.Monk
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "Error writing bytes to file")
 
-    monkeypatch.setattr("rolltape.replay.approve.write_expected", full)
+    monkeypatch.setattr("rolltape.replay.verification.approve.write_expected", full)
     with pytest.raises(OSError, match="No space left on device") as raised:
         approve(open_run(root))
     assert raised.value.filename == str(RunPaths(root).expected(FIRST))

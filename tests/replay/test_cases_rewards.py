@@ -23,7 +23,7 @@ from rolltape.replay import (
     flatten,
     outcomes_of,
 )
-from rolltape.replay.groups import signal
+from rolltape.replay.checks.groups import signal
 from rolltape.replay.outcomes import check_rewards
 from rolltape.schema import Outcome, RewardSum, encode
 from rolltape.schema.errors import BadInput, CheckFailed

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from rolltape.replay import ConvertOptions, convert, flatten, open_run
 from rolltape.replay.cli import app
 from rolltape.replay.replayed import replay
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema import Group, RolltapeError, encode
 from rolltape.schema.paths import Part, RunPaths
 
@@ -62,7 +62,7 @@ sys.modules.update(dict.fromkeys({LIVE!r}))
 from rolltape.replay import open_run
 from rolltape.replay.replayed import replay
 from rolltape.replay.exports.samples import write_samples
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 
 run = open_run(sys.argv[1])
 assert not verify(run).errors

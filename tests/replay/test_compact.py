@@ -21,7 +21,7 @@ from rolltape.replay.compact import MOST_PARTS, compact, plan
 from rolltape.replay.listing import look_at
 from rolltape.replay.rewrite import same_rows, units
 from rolltape.replay.run import Run
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema import BadInput, Damaged, RunConflict, UnsupportedVersion, decode
 from rolltape.schema.commits import Commit
 from rolltape.schema.fields import TRACE

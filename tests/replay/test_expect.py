@@ -9,7 +9,7 @@ import pytest
 from replay_build import Record, by_task, group, reply, said, trace, turn
 
 from rolltape.replay import ConvertOptions, Expectations, Finding, check
-from rolltape.replay.expect import load_expectations
+from rolltape.replay.verification.expect import load_expectations
 from rolltape.schema import Group, encode
 from rolltape.schema.errors import BadInput
 

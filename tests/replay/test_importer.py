@@ -26,7 +26,7 @@ from rolltape.replay.imports import lines as import_lines
 from rolltape.replay.imports import sources as import_sources
 from rolltape.replay.imports import steps as import_steps
 from rolltape.replay.imports.importer import Imported, Left, import_files
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema import decode
 from rolltape.schema.errors import BadInput
 

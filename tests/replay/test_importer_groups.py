@@ -20,7 +20,7 @@ from rolltape.replay.imports import run as import_run
 from rolltape.replay.imports import steps as import_steps
 from rolltape.replay.imports.groups import GroupBy
 from rolltape.replay.imports.importer import Imported, import_files
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema import decode
 from rolltape.schema.errors import BadInput, RunConflict
 from rolltape.schema.paths import Part, RunPaths

@@ -26,7 +26,7 @@ _FOREIGN = {
 """Options that are of no command."""
 _SENTENCES_OF = {
     "replay/annotations.py": ("annotate",),
-    "replay/checks_traces.py": ("verify", "convert", "record"),
+    "replay/checks/traces.py": ("verify", "convert", "record"),
     "replay/chosen.py": ("export", "diff", "show", "stats"),
     "replay/fitting.py": ("list", "stats", "show", "diff"),
     "replay/rollouts.py": ("stats",),

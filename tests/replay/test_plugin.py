@@ -16,7 +16,7 @@ import pytest
 from replay_build import Record, put_run, put_step, reply, said, trace
 
 from rolltape.replay import ConvertOptions, Sample, branches, digest, open_run, options
-from rolltape.replay.approve import approve
+from rolltape.replay.verification.approve import approve
 from rolltape.schema.paths import Part, RunPaths
 
 pytest_plugins = "pytester"

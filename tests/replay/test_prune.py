@@ -17,12 +17,12 @@ from rolltape.replay import open_run
 from rolltape.replay.batches import batches
 from rolltape.replay.cli import app
 from rolltape.replay.compact import compact
-from rolltape.replay.expect import Expectations
 from rolltape.replay.prune import Item, Wish, plan, prune
 from rolltape.replay.pruned import CONTENT, TOKENS, spans
 from rolltape.replay.rewrite import alone, same_rows
 from rolltape.replay.run import Run
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.expect import Expectations
+from rolltape.replay.verification.verify import verify
 from rolltape.schema import ROW, BadInput, Damaged, RunConflict, decode
 from rolltape.schema.scores import SCORES
 from rolltape.schema.storage import place

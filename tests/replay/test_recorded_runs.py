@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rolltape.replay import open_run
-from rolltape.replay.approve import approve
-from rolltape.replay.expected import read_sums
 from rolltape.replay.folders import runs_in
+from rolltape.replay.verification.approve import approve
+from rolltape.replay.verification.expected import read_sums
 from rolltape.schema.paths import RunPaths
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"

@@ -17,7 +17,7 @@ from rolltape.replay.compact import compact
 from rolltape.replay.prune import Wish, prune
 from rolltape.replay.rewrite import same_rows
 from rolltape.replay.sql import connect
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema.commits import Commit, sealed
 from rolltape.schema.parquet import read_parquet, write_parquet
 from rolltape.schema.paths import Part, RunPaths

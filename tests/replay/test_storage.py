@@ -13,7 +13,7 @@ from replay_build import group, put_attempt, put_run, put_step, turn
 
 from rolltape.replay import convert, open_run
 from rolltape.replay.cli import main
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema import BadInput, MissingExtra, RunNotFound, Unreachable
 from rolltape.schema.paths import RunPaths
 from rolltape.schema.storage import StorePath, listed, place, sha256_of, size_of, sizes

@@ -15,7 +15,7 @@ from replay_build import by_task, codes, put_run, put_step, turn
 
 from rolltape.replay import open_run
 from rolltape.replay.annotations import annotations_of
-from rolltape.replay.verify import verify
+from rolltape.replay.verification.verify import verify
 from rolltape.schema.parquet import Written
 from rolltape.schema.paths import RunPaths
 from rolltape.schema.sealed import seal

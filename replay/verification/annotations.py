@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rolltape.replay.annotations import KEYS, Annotation, located, newest_records, read_record
-from rolltape.replay.findings import Finding
+from rolltape.replay.checks.findings import Finding
 from rolltape.replay.run import Run
 from rolltape.replay.words import counted
 from rolltape.schema.errors import Damaged, RolltapeError, Unreachable

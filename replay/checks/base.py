@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.replay.findings import Finding
+from rolltape.replay.checks.findings import Finding
 from rolltape.replay.view import View
 
 Found = Iterator[tuple[int, Finding]]

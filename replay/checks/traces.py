@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.replay.branches import asked_again, leaves, path_to, superseded
-from rolltape.replay.checks_base import Found, finding, place_of
+from rolltape.replay.checks.base import Found, finding, place_of
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.view import View
 from rolltape.replay.words import counted

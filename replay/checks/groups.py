@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rolltape.replay.findings import Finding
+from rolltape.replay.checks.findings import Finding
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.view import View, views
 from rolltape.replay.words import counted

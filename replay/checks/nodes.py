@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.replay.checks_base import Found, finding, nodes_of, place_of
+from rolltape.replay.checks.base import Found, finding, nodes_of, place_of
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.view import View
 from rolltape.replay.words import counted

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from rolltape.replay.checks_nodes import NODE_CHECKS
-from rolltape.replay.checks_traces import TRACE_CHECKS
-from rolltape.replay.findings import Finding
-from rolltape.replay.groups import check_groups
+from rolltape.replay.checks.findings import Finding
+from rolltape.replay.checks.groups import check_groups
+from rolltape.replay.checks.nodes import NODE_CHECKS
+from rolltape.replay.checks.traces import TRACE_CHECKS
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.view import View, views
 from rolltape.replay.words import counted

@@ -15,18 +15,18 @@ from typing import Any
 import pyarrow as pa
 
 from rolltape.replay.checks import check
+from rolltape.replay.checks.findings import Finding, Severity
+from rolltape.replay.checks.groups import check_groups, members
 from rolltape.replay.contents import Held
 from rolltape.replay.convert import Conversion, convert, flatten
 from rolltape.replay.digest import digest
-from rolltape.replay.findings import Finding, Severity
-from rolltape.replay.groups import check_groups, members
 from rolltape.replay.listing import is_locked
 from rolltape.replay.options import BranchPolicy, ConvertOptions, Expectations
 from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.pruned import notes_of
 from rolltape.replay.rewrite import same_rows
 from rolltape.replay.run import Run
-from rolltape.replay.verify_annotations import check_annotations
+from rolltape.replay.verification.annotations import check_annotations
 from rolltape.replay.view import COLUMNS, views
 from rolltape.replay.words import counted
 from rolltape.schema.commits import Commit

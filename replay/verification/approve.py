@@ -11,14 +11,21 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from rolltape.replay import options as here
-from rolltape.replay.compare import Comparison, compare
 from rolltape.replay.convert import SampleGroup, flatten
 from rolltape.replay.digest import digest
-from rolltape.replay.expected import Expected, approved_parts, read_expected, read_sums, write_expected, write_sums
 from rolltape.replay.options import BranchPolicy, ConvertOptions
 from rolltape.replay.replayed import Replayed, replay_part
 from rolltape.replay.run import Run
-from rolltape.replay.verify import check_file
+from rolltape.replay.verification.compare import Comparison, compare
+from rolltape.replay.verification.expected import (
+    Expected,
+    approved_parts,
+    read_expected,
+    read_sums,
+    write_expected,
+    write_sums,
+)
+from rolltape.replay.verification.verify import check_file
 from rolltape.replay.whole import naming
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable

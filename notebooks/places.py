@@ -14,9 +14,9 @@ from pathlib import Path
 
 import marimo as mo
 
+from rolltape.replay.printing.words import count, numbers, size
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.sql.connection import ask
-from rolltape.replay.words import count, numbers, size
 from rolltape.schema.errors import BadInput
 
 DEMO = "demo-run"

@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeVar
 
 from typer import Exit
 
-from rolltape.replay.console import say_error
+from rolltape.replay.printing.console import say_error
 from rolltape.schema.errors import RolltapeError
 
 T = TypeVar("T")

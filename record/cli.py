@@ -14,9 +14,9 @@ import typer
 
 from rolltape.record.options import LiveOptions
 from rolltape.record.progress import for_output, recording_trouble
-from rolltape.replay.console import SafeFormatter, printable
+from rolltape.replay.printing.console import SafeFormatter, printable
+from rolltape.replay.printing.words import alike, counted
 from rolltape.replay.tokenizer import HELP
-from rolltape.replay.words import alike, counted
 from rolltape.schema.errors import RolltapeError
 from rolltape.schema.paths import RunPaths
 from rolltape.schema.storage import place

@@ -10,7 +10,7 @@ import typer
 
 from rolltape.record.launch_options import LaunchOptions
 from rolltape.record.versions import check_live
-from rolltape.replay.console import err, out, print_json
+from rolltape.replay.printing.console import err, out, print_json
 from rolltape.replay.tokenizer import HELP
 from rolltape.schema.errors import MissingExtra
 from rolltape.schema.storage import place

@@ -34,9 +34,9 @@ from rolltape.record.secrets import Secrets
 from rolltape.record.step import StepClosed, close_step
 from rolltape.record.transport import RetryPolicy, SGLangTransport
 from rolltape.record.versions import check_live
-from rolltape.replay.console import err
+from rolltape.replay.printing.console import err
+from rolltape.replay.printing.words import counted
 from rolltape.replay.run import open_run
-from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput, RolltapeError
 
 __all__ = ["LiveOptions", "LiveSummary", "run_live"]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rolltape.replay.pruned import TOKENS
+from rolltape.replay.housekeeping.pruned import TOKENS
 from rolltape.replay.run import Run
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import Damaged

@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, Task, Ta
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from rolltape.replay.console import SafeConsole
+from rolltape.replay.printing.console import SafeConsole
 
 if TYPE_CHECKING:
     from rolltape.record.recorder import RecorderStatus
-from rolltape.replay.words import counted
+from rolltape.replay.printing.words import counted
 
 
 @dataclass(frozen=True)

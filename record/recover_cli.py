@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from rolltape.record.recover import Recovered
-from rolltape.replay.console import out, print_json
-from rolltape.replay.words import counted
+from rolltape.replay.printing.console import out, print_json
+from rolltape.replay.printing.words import counted
 
 
 def recover(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rolltape.replay.console import err, out, print_json, progress, table
-from rolltape.replay.words import counted
+from rolltape.replay.printing.console import err, out, print_json, progress, table
+from rolltape.replay.printing.words import counted
 
 if TYPE_CHECKING:
     from rolltape.record.rescore import Rescored

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolltape.record.config import read_config
+from rolltape.replay.printing.words import of_steps
 from rolltape.replay.run import Run, open_run
-from rolltape.replay.words import of_steps
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, RunConflict
 from rolltape.schema.storage import AnyPath, place

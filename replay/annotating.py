@@ -18,7 +18,7 @@ import pyarrow.json as pjson
 import pyarrow.parquet as pq
 
 from rolltape.replay.annotations import KEYS, Column, Level
-from rolltape.replay.words import counted
+from rolltape.replay.printing.words import counted
 from rolltape.schema.errors import BadInput
 
 if TYPE_CHECKING:

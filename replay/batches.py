@@ -12,9 +12,9 @@ import pyarrow as pa
 from rolltape.replay.checks.findings import Finding
 from rolltape.replay.convert import SampleGroup, convert, convert_alone, flatten
 from rolltape.replay.digest import digest
+from rolltape.replay.housekeeping.pruned import refuse_pruned
 from rolltape.replay.options import BranchPolicy, ConvertOptions
 from rolltape.replay.outcomes import finish, read_outcomes
-from rolltape.replay.pruned import refuse_pruned
 from rolltape.replay.run import Run
 from rolltape.replay.sample import Sample
 from rolltape.schema.commits import Commit

@@ -18,8 +18,8 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from rolltape.replay.console import err, out, print_json, progress, say_error, table
 from rolltape.replay.options import BranchPolicy
+from rolltape.replay.printing.console import err, out, print_json, progress, say_error, table
 from rolltape.schema.errors import MissingExtra, RolltapeError
 from rolltape.schema.fields import RECORDS, ROW, SCHEMA_VERSION
 

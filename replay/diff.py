@@ -26,8 +26,8 @@ import pyarrow as pa
 
 from rolltape.replay.diff_side import IDENTITY, Side
 from rolltape.replay.means import means_by
+from rolltape.replay.printing.words import ROUNDING
 from rolltape.replay.rollouts import Floats, Ints, Task, Values
-from rolltape.replay.words import ROUNDING
 
 By = Literal["task", "step", "none"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from rolltape.replay.folders import need_runs
+from rolltape.replay.listing.folders import need_runs
 
 if TYPE_CHECKING:
     from rolltape.replay.run import Run
@@ -76,7 +76,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     if not (runs := config.stash[_RUNS].all):
         return None
     from rolltape.replay.options import CONVERTER_VERSION
-    from rolltape.replay.words import counted
+    from rolltape.replay.printing.words import counted
 
     return f"rolltape: {counted(len(runs), 'recorded run')}, version {CONVERTER_VERSION} of the converter"
 
@@ -214,7 +214,7 @@ def _steps(run: Run) -> Sequence[tuple[str, int]]:
 
 def _short(message: str) -> str:
     """`message` as a terminal takes it, its paths as people type them."""
-    from rolltape.replay.console import printable
+    from rolltape.replay.printing.console import printable
 
     return printable(message.replace(f"{Path.cwd()}{os.sep}", ""))
 

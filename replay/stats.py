@@ -29,9 +29,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rolltape.replay.means import deviation_of, mean_of, means_by
+from rolltape.replay.printing.words import pieces
 from rolltape.replay.rollouts import COLUMNS, Floats, Ints, PassRule, Rollouts, Task, Values, concat
 from rolltape.replay.run import Run
-from rolltape.replay.words import pieces
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput
 

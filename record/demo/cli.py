@@ -13,8 +13,8 @@ import typer
 
 from rolltape.record.demo.folder import DemoFolder
 from rolltape.record.demo.start import Start
-from rolltape.replay.console import out, print_json, table
-from rolltape.replay.words import alike
+from rolltape.replay.printing.console import out, print_json, table
+from rolltape.replay.printing.words import alike
 from rolltape.schema.errors import BadInput
 from rolltape.schema.storage import place
 

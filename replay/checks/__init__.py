@@ -15,8 +15,8 @@ from rolltape.replay.checks.groups import check_groups
 from rolltape.replay.checks.nodes import NODE_CHECKS
 from rolltape.replay.checks.traces import TRACE_CHECKS
 from rolltape.replay.options import ConvertOptions
+from rolltape.replay.printing.words import counted
 from rolltape.replay.view import View, views
-from rolltape.replay.words import counted
 from rolltape.schema.records import Group
 
 

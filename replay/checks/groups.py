@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from rolltape.replay.checks.findings import Finding
 from rolltape.replay.options import ConvertOptions
+from rolltape.replay.printing.words import counted
 from rolltape.replay.view import View, views
-from rolltape.replay.words import counted
 from rolltape.schema.records import Group, exact_sum, sum_rewards
 
 _COLUMNS = ("trace_id", "task_idx", "task_key", "rewards", "error_types")

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from rolltape.replay.checks.base import Found, finding, nodes_of, place_of
 from rolltape.replay.options import ConvertOptions
+from rolltape.replay.printing.words import counted
 from rolltape.replay.view import View
-from rolltape.replay.words import counted
 from rolltape.schema.jsontext import unpack_extra
 
 ROUNDING = 1e-3

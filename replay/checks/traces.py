@@ -10,8 +10,8 @@ import numpy as np
 from rolltape.replay.branches import asked_again, leaves, path_to, superseded
 from rolltape.replay.checks.base import Found, finding, place_of
 from rolltape.replay.options import ConvertOptions
+from rolltape.replay.printing.words import counted
 from rolltape.replay.view import View
-from rolltape.replay.words import counted
 from rolltape.schema.records import exact_sum
 
 FORK_ADVICE = (

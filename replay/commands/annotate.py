@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rolltape.replay.annotations import KEYS, Annotation, annotate, annotations_of
-from rolltape.replay.console import out, print_json, table
+from rolltape.replay.printing.console import out, print_json, table
 from rolltape.replay.run import Run, open_run
 from rolltape.schema.errors import BadInput
 

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from rolltape.replay.console import out, print_json, progress, table
-from rolltape.replay.folders import need_runs
-from rolltape.replay.listing import runs_in_store
+from rolltape.replay.listing.folders import need_runs
+from rolltape.replay.listing.runs import runs_in_store
 from rolltape.replay.options import CONVERTER_VERSION, BranchPolicy
+from rolltape.replay.printing.console import out, print_json, progress, table
+from rolltape.replay.printing.words import counted
 from rolltape.replay.run import open_run
 from rolltape.replay.verification.approve import Approval, approve
-from rolltape.replay.words import counted
 from rolltape.schema.errors import RunNotFound
 from rolltape.schema.storage import AnyPath, StorePath, place
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from rolltape.replay.compact import TARGET, Compacted, Merged, compact
-from rolltape.replay.console import out, print_json, progress, table
+from rolltape.replay.housekeeping.compact import TARGET, Compacted, Merged, compact
+from rolltape.replay.printing.console import out, print_json, progress, table
+from rolltape.replay.printing.words import counted, size
 from rolltape.replay.run import open_run
-from rolltape.replay.words import counted, size
 
 
 def compact_command(

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from rolltape.replay.console import out, print_json, progress, table
 from rolltape.replay.diff import By, Change, Diff, Rows
 from rolltape.replay.diff_bounds import Bound, Verdict
 from rolltape.replay.diff_side import Side, read_side
-from rolltape.replay.fitting import left_out, no_room
+from rolltape.replay.printing.console import out, print_json, progress, table
+from rolltape.replay.printing.fitting import left_out, no_room
+from rolltape.replay.printing.words import MISSING, counted, shortened
 from rolltape.replay.run import open_run
-from rolltape.replay.words import MISSING, counted, shortened
 from rolltape.schema.errors import BadInput
 
 _BESIDE = ("reward", "error_rate", "truncated_rate", "sampled_tokens")

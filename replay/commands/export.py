@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from rolltape.replay.chosen import chosen_commits
-from rolltape.replay.console import err, out, print_json, progress
 from rolltape.replay.exports.exported import Exported, ExportedFile, Format
 from rolltape.replay.exports.hf import write_hf
 from rolltape.replay.exports.samples import Written, write_samples
 from rolltape.replay.exports.verifiers import write_verifiers
 from rolltape.replay.options import BranchPolicy
+from rolltape.replay.printing.console import err, out, print_json, progress
+from rolltape.replay.printing.words import counted
 from rolltape.replay.run import open_run
-from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput
 
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from rolltape.replay.console import err, out, print_json, progress
 from rolltape.replay.imports.groups import GroupBy
 from rolltape.replay.imports.importer import Imported, import_files
 from rolltape.replay.imports.lines import IS_FAST
-from rolltape.replay.words import counted
+from rolltape.replay.printing.console import err, out, print_json, progress
+from rolltape.replay.printing.words import counted
 
 _MOST_SHOWN = 20
 _LONG = 20.0

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from rolltape.replay.console import out, print_json, progress, table
-from rolltape.replay.fitting import left_out, no_room
-from rolltape.replay.listing import Listed, Listing, list_runs
-from rolltape.replay.words import MISSING, count, decimal, end_of, moment, size
+from rolltape.replay.listing.runs import Listed, Listing, list_runs
+from rolltape.replay.printing.console import out, print_json, progress, table
+from rolltape.replay.printing.fitting import left_out, no_room
+from rolltape.replay.printing.words import MISSING, count, decimal, end_of, moment, size
 
 _STYLES = {
     "complete": "green",

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolltape.replay.console import err, out, print_json, table
+from rolltape.replay.printing.console import err, out, print_json, table
+from rolltape.replay.printing.words import size
 from rolltape.replay.run import open_run
-from rolltape.replay.words import size
 from rolltape.schema.errors import BadInput, MissingExtra, RunConflict, RunNotFound
 from rolltape.schema.storage import is_url
 

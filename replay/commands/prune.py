@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from rolltape.replay.console import out, print_json, progress, table
-from rolltape.replay.prune import Plan, Pruned, Wish, plan, prune
+from rolltape.replay.housekeeping.prune import Plan, Pruned, Wish, plan, prune
+from rolltape.replay.printing.console import out, print_json, progress, table
+from rolltape.replay.printing.words import counted, size
 from rolltape.replay.run import Run, open_run
-from rolltape.replay.words import counted, size
 from rolltape.schema.errors import BadInput
 
 

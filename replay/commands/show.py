@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from rolltape.replay.chosen import chosen_splits
-from rolltape.replay.console import err, out, print_json
-from rolltape.replay.lookup import find
+from rolltape.replay.printing.console import err, out, print_json
+from rolltape.replay.printing.traces import Look, render_list, render_trace
 from rolltape.replay.run import Run, open_run
-from rolltape.replay.show import read_trace
-from rolltape.replay.show_list import Wanted, choose
-from rolltape.replay.show_tables import Look, render_list, render_trace
+from rolltape.replay.show.list import Wanted, choose
+from rolltape.replay.show.lookup import find
+from rolltape.replay.show.trace import read_trace
 from rolltape.replay.tokenizer import HELP, decoder, located
 from rolltape.schema.errors import BadInput, MissingExtra
 

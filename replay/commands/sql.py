@@ -13,14 +13,14 @@ import typer
 from rich.text import Text
 
 from rolltape.replay.annotations import annotations_of
-from rolltape.replay.console import err, out, print_json, table
+from rolltape.replay.printing.console import err, out, print_json, table
+from rolltape.replay.printing.words import counted
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.sql.added import described
 from rolltape.replay.sql.connection import ask
 from rolltape.replay.sql.declare import View
 from rolltape.replay.sql.output import Format, shown, write
 from rolltape.replay.sql.views import VIEWS
-from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput, RolltapeError, RunConflict
 
 CONTEXT = {"ignore_unknown_options": True}

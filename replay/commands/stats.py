@@ -15,13 +15,13 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 
 from rolltape.replay.chosen import chosen_splits
-from rolltape.replay.console import err, out, print_json, printable, progress
-from rolltape.replay.listing import is_locked
+from rolltape.replay.listing.runs import is_locked
+from rolltape.replay.printing.console import err, out, print_json, printable, progress
+from rolltape.replay.printing.stats import heading, render
+from rolltape.replay.printing.words import counted, duration, shortened, size
 from rolltape.replay.rollouts import PassRule
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.stats import Stats, stats
-from rolltape.replay.stats_tables import heading, render
-from rolltape.replay.words import counted, duration, shortened, size
 from rolltape.schema.errors import BadInput, RunNotFound
 from rolltape.schema.storage import AnyPath, listed
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from rolltape.replay.console import out, print_json, progress, table
-from rolltape.replay.findings_text import lines
-from rolltape.replay.fitting import left_out, no_room
 from rolltape.replay.options import BranchPolicy
+from rolltape.replay.printing.console import out, print_json, progress, table
+from rolltape.replay.printing.findings import lines
+from rolltape.replay.printing.fitting import left_out, no_room
+from rolltape.replay.printing.words import counted
 from rolltape.replay.tokenizer import HELP, quiet
-from rolltape.replay.words import counted
 from rolltape.schema.errors import BadInput, MissingExtra
 
 RENDERING, SCORING = "Rendering again (--retokenize)", "Log-probs again (--logprobs)"

@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 
 from rolltape.replay.batches import batches, evaluated, read_part
 from rolltape.replay.options import BranchPolicy, ConvertOptions
+from rolltape.replay.printing.words import counted
 from rolltape.replay.run import Run
 from rolltape.replay.sample import Sample
 from rolltape.replay.whole import check_targets, whole_file
-from rolltape.replay.words import counted
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, MissingExtra
 

@@ -23,7 +23,7 @@ from rolltape.replay.imports.lines import Found, Taken, Taker
 from rolltape.replay.imports.run import Target, target_at
 from rolltape.replay.imports.sources import Block, Cut, Source, blocks, find_sources
 from rolltape.replay.imports.steps import Members
-from rolltape.replay.words import counted
+from rolltape.replay.printing.words import counted
 from rolltape.schema.errors import BadInput
 
 Told = Callable[[Literal["reading", "writing"], int, int | None], None]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from rolltape.replay.console import json_text, printable, table
+from rolltape.replay.printing.console import json_text, printable, table
 from rolltape.schema.errors import BadInput
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from rolltape.replay.annotations import KEYS, Annotation, located, newest_records, read_record
 from rolltape.replay.checks.findings import Finding
+from rolltape.replay.printing.words import counted
 from rolltape.replay.run import Run
-from rolltape.replay.words import counted
 from rolltape.schema.errors import Damaged, RolltapeError, Unreachable
 from rolltape.schema.fields import ROW
 from rolltape.schema.storage import AnyPath

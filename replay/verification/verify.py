@@ -20,15 +20,15 @@ from rolltape.replay.checks.groups import check_groups, members
 from rolltape.replay.contents import Held
 from rolltape.replay.convert import Conversion, convert, flatten
 from rolltape.replay.digest import digest
-from rolltape.replay.listing import is_locked
+from rolltape.replay.housekeeping.pruned import notes_of
+from rolltape.replay.housekeeping.rewrite import same_rows
+from rolltape.replay.listing.runs import is_locked
 from rolltape.replay.options import BranchPolicy, ConvertOptions, Expectations
 from rolltape.replay.outcomes import finish, read_outcomes
-from rolltape.replay.pruned import notes_of
-from rolltape.replay.rewrite import same_rows
+from rolltape.replay.printing.words import counted
 from rolltape.replay.run import Run
 from rolltape.replay.verification.annotations import check_annotations
 from rolltape.replay.view import COLUMNS, views
-from rolltape.replay.words import counted
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable
 from rolltape.schema.fields import OUTCOME

@@ -11,8 +11,8 @@ from record_build import at, checked, commit, dispositions, emitted, record_step
 from rolltape.record.recorder import Recorder
 from rolltape.record.recover import recover
 from rolltape.record.resume import after_everything
-from rolltape.replay.compact import compact
-from rolltape.replay.prune import Wish, prune
+from rolltape.replay.housekeeping.compact import compact
+from rolltape.replay.housekeeping.prune import Wish, prune
 from rolltape.replay.run import open_run
 from rolltape.schema import BadInput, RunConflict
 

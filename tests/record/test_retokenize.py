@@ -26,7 +26,7 @@ from rolltape.record.sampling import Limits
 from rolltape.record.transport import SGLangTransport
 from rolltape.replay.checks.findings import Finding
 from rolltape.replay.cli import main
-from rolltape.replay.prune import Wish, prune
+from rolltape.replay.housekeeping.prune import Wish, prune
 from rolltape.replay.run import open_run
 from rolltape.schema.errors import BadInput, MissingExtra
 

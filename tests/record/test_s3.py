@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from rolltape.record.recorder import NotRecorded, Recorder, StoreOptions
 from rolltape.record.recover import recover
 from rolltape.replay.cli import app
-from rolltape.replay.compact import compact
-from rolltape.replay.prune import Wish, prune
+from rolltape.replay.housekeeping.compact import compact
+from rolltape.replay.housekeeping.prune import Wish, prune
 from rolltape.replay.run import open_run
 from rolltape.replay.verification.verify import verify
 from rolltape.schema import RunConflict, Unreachable

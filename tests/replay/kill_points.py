@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from rolltape.replay import open_run
-from rolltape.replay.compact import compact
-from rolltape.replay.prune import Wish, prune
-from rolltape.replay.rewrite import same_rows
+from rolltape.replay.housekeeping.compact import compact
+from rolltape.replay.housekeeping.prune import Wish, prune
+from rolltape.replay.housekeeping.rewrite import same_rows
 
 
 def dies_at(moment: int) -> None:

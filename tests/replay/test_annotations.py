@@ -19,7 +19,7 @@ from replay_build import Record, group, put_attempt, put_run, put_step, reply, s
 
 from rolltape.replay import open_run
 from rolltape.replay.annotations import annotations_of
-from rolltape.replay.prune import Wish, prune
+from rolltape.replay.housekeeping.prune import Wish, prune
 from rolltape.replay.run import Run
 from rolltape.replay.sql import sql
 from rolltape.replay.verification.verify import verify

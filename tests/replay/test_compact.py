@@ -14,12 +14,13 @@ import pytest
 from replay_build import group, put_attempt, put_run, put_step, turn
 from typer.testing import CliRunner
 
-from rolltape.replay import open_run, rewrite
+from rolltape.replay import open_run
 from rolltape.replay.batches import batches
 from rolltape.replay.cli import app
-from rolltape.replay.compact import MOST_PARTS, compact, plan
-from rolltape.replay.listing import look_at
-from rolltape.replay.rewrite import same_rows, units
+from rolltape.replay.housekeeping import rewrite
+from rolltape.replay.housekeeping.compact import MOST_PARTS, compact, plan
+from rolltape.replay.housekeeping.rewrite import same_rows, units
+from rolltape.replay.listing.runs import look_at
 from rolltape.replay.run import Run
 from rolltape.replay.verification.verify import verify
 from rolltape.schema import BadInput, Damaged, RunConflict, UnsupportedVersion, decode
@@ -283,7 +284,7 @@ def test_a_part_in_two_rewritten_files_is_read_once(root: Path) -> None:
     expected = rows(open_run(root))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "rolltape.replay.rewrite.rewrite_part",
+            "rolltape.replay.housekeeping.rewrite.rewrite_part",
             lambda _parts, _work: Part("train", 0, 0, "rewrite-00000003-ffffffff"),
         )
         rewrite.rewrite(open_run(root), rewrite.Task(units=plan(open_run(root))[0]))

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from rolltape.replay.console import SafeConsole, SafeFormatter, print_json, printable, table
+from rolltape.replay.printing.console import SafeConsole, SafeFormatter, print_json, printable, table
 
 HOSTILE = "a\x1b[31mred\x1b]0;title\x07 \x9b2J \x08\r\u202eback\u2028 \ud800 \U000e0041 \x7fend"
 """Colours, a window title, a cleared screen by an 8-bit code, a turned direction, half a character, an invisible tag."""

@@ -361,7 +361,7 @@ def test_a_missing_run_is_refused(tmp_path: Path, rolltape: Call) -> None:
 def test_tables_read_well_at_100_columns(
     runs: tuple[Path, Path], rolltape: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rolltape.replay.console.out.width", 100, raising=False)
+    monkeypatch.setattr("rolltape.replay.printing.console.out.width", 100, raising=False)
     for by in ("task", "step"):
         _, printed, _ = rolltape("diff", *runs, "--by", by)
         assert max(map(len, printed.splitlines()[2:])) <= 100
@@ -386,7 +386,7 @@ def test_tables_hold_what_differs_and_a_line_says_what_is_equal(runs: tuple[Path
 def test_tables_fit_narrow_terminals(
     runs: tuple[Path, Path], rolltape: Call, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    monkeypatch.setattr("rolltape.replay.console.out._width", width)
+    monkeypatch.setattr("rolltape.replay.printing.console.out._width", width)
     _, printed, _ = rolltape("diff", *runs, "--all")
     tables = printed.partition("Tries, by")[2]
     assert max(map(len, tables.splitlines())) <= width

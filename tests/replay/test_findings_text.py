@@ -10,7 +10,7 @@ from typing import Any
 from replay_build import put_run, put_step, turn
 
 from rolltape.replay import Finding
-from rolltape.replay.findings_text import lines
+from rolltape.replay.printing.findings import lines
 
 Cli = Callable[..., tuple[int, str, str]]
 

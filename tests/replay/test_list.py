@@ -17,7 +17,7 @@ import pytest
 from replay_build import TRACES, put_attempt, put_run, put_step, reply, said, trace, turn
 
 from rolltape.replay.imports.importer import import_files
-from rolltape.replay.listing import list_runs
+from rolltape.replay.listing.runs import list_runs
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import RunNotFound
 from rolltape.schema.paths import Part, RunPaths
@@ -235,7 +235,7 @@ def test_the_table_fits_a_hundred_columns(tmp_path: Path, rolltape: Run, monkeyp
     root = put_run(tmp_path / "first", model="some-organisation/a-model-of-some-name", taskset="a.package.name")
     put_step(root, 0, [turn()])
     put_step(root, 0, [turn(id="u")], split="eval")
-    monkeypatch.setattr("rolltape.replay.console.out._width", 100)
+    monkeypatch.setattr("rolltape.replay.printing.console.out._width", 100)
     _, out, _ = rolltape("list", tmp_path)
     lines = out.splitlines()
     assert max(map(len, lines)) <= 100
@@ -253,11 +253,11 @@ def test_the_table_fits_a_hundred_columns(tmp_path: Path, rolltape: Run, monkeyp
         "run",
     ]
     assert all(word in lines[2] for word in ("settled", "1.00", " kB", "first", "…"))
-    monkeypatch.setattr("rolltape.replay.console.out._width", 80)
+    monkeypatch.setattr("rolltape.replay.printing.console.out._width", 80)
     _, out, _ = rolltape("list", tmp_path)
     assert max(map(len, out.splitlines()[:-1])) <= 80
     assert out.endswith("no room for model, taskset: in a wider terminal, or with --json\n")
-    monkeypatch.setattr("rolltape.replay.console.out._width", 60)
+    monkeypatch.setattr("rolltape.replay.printing.console.out._width", 60)
     _, out, _ = rolltape("list", tmp_path)
     assert max(map(len, out.splitlines()[:-1])) <= 60
     assert {"state", "reward", "run"} <= set(out.splitlines()[0].split())

@@ -16,8 +16,8 @@ from rolltape.replay import open_run
 from rolltape.replay.diff import Diff
 from rolltape.replay.diff_side import read_side
 from rolltape.replay.means import mean_of, means_by
+from rolltape.replay.printing.words import decimal
 from rolltape.replay.stats import Spread, stats
-from rolltape.replay.words import decimal
 from rolltape.schema.commits import Commit
 
 Cli = Callable[..., tuple[int, str, str]]

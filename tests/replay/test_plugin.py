@@ -166,7 +166,12 @@ def test_loading_the_plugin_imports_neither_arrow_nor_anything_of_ours_but_the_p
     program = "import sys, rolltape.replay.pytest_plugin; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True)
     ours = {name for name in done.stdout.split() if name.startswith("rolltape.")}
-    assert ours == {"rolltape.replay", "rolltape.replay.folders", "rolltape.replay.pytest_plugin"}
+    assert ours == {
+        "rolltape.replay",
+        "rolltape.replay.listing",
+        "rolltape.replay.listing.folders",
+        "rolltape.replay.pytest_plugin",
+    }
     assert {"pyarrow", "numpy", "duckdb", "rich", "typer"}.isdisjoint(done.stdout.split())
 
 

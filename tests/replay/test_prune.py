@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from rolltape.replay import open_run
 from rolltape.replay.batches import batches
 from rolltape.replay.cli import app
-from rolltape.replay.compact import compact
-from rolltape.replay.prune import Item, Wish, plan, prune
-from rolltape.replay.pruned import CONTENT, TOKENS, spans
-from rolltape.replay.rewrite import alone, same_rows
+from rolltape.replay.housekeeping.compact import compact
+from rolltape.replay.housekeeping.prune import Item, Wish, plan, prune
+from rolltape.replay.housekeeping.pruned import CONTENT, TOKENS, spans
+from rolltape.replay.housekeeping.rewrite import alone, same_rows
 from rolltape.replay.run import Run
 from rolltape.replay.verification.expect import Expectations
 from rolltape.replay.verification.verify import verify

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rolltape.replay import open_run
-from rolltape.replay.folders import runs_in
+from rolltape.replay.listing.folders import runs_in
 from rolltape.replay.verification.approve import approve
 from rolltape.replay.verification.expected import read_sums
 from rolltape.schema.paths import RunPaths

@@ -16,9 +16,9 @@ import pytest
 from replay_build import SCENARIOS, Record, group, put_attempt, put_run, put_step, recorded, reply, said, trace, turn
 
 from rolltape.replay import open_run
-from rolltape.replay.lookup import distinct, find, read_row, trace_ids
-from rolltape.replay.show import Trace, read_trace
-from rolltape.replay.show_tables import UNLIKELY, Look, render_trace
+from rolltape.replay.printing.traces import UNLIKELY, Look, render_trace
+from rolltape.replay.show.lookup import distinct, find, read_row, trace_ids
+from rolltape.replay.show.trace import Trace, read_trace
 from rolltape.schema import Context, Group, Outcome, Step, encode, with_outcomes, write_parquet
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged
@@ -60,7 +60,7 @@ def only(root: Path, record: Record, **more: Any) -> str:
 
 def drawn(root: Path, prefix: str = "", width: int = 100, **look: Any) -> str:
     """What is shown of a trace."""
-    from rolltape.replay.console import SafeConsole
+    from rolltape.replay.printing.console import SafeConsole
 
     run = open_run(root)
     place = find(run, prefix or trace_ids(run, run.all_commits[0])[0])

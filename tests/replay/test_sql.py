@@ -17,8 +17,8 @@ from replay_build import Record, put_attempt, put_part, put_run, put_step, turn
 from sql_build import BY_NAME, ask, steps_of, without_scores
 
 from rolltape.replay import open_run
-from rolltape.replay.compact import compact
-from rolltape.replay.prune import Wish, prune
+from rolltape.replay.housekeeping.compact import compact
+from rolltape.replay.housekeeping.prune import Wish, prune
 from rolltape.replay.sql import VIEWS, Selection, connect, sql
 from rolltape.replay.sql.connection import ask as asking
 from rolltape.schema import ROW, BadInput, Damaged, Step, encode

@@ -13,9 +13,9 @@ from replay_build import put_attempt, put_run, put_step, turn
 from sql_build import BY_NAME, ask, steps_of, without_scores
 
 from rolltape.replay import open_run
-from rolltape.replay.compact import compact
-from rolltape.replay.prune import Wish, prune
-from rolltape.replay.rewrite import same_rows
+from rolltape.replay.housekeeping.compact import compact
+from rolltape.replay.housekeeping.prune import Wish, prune
+from rolltape.replay.housekeeping.rewrite import same_rows
 from rolltape.replay.sql import connect
 from rolltape.replay.verification.verify import verify
 from rolltape.schema.commits import Commit, sealed

@@ -24,11 +24,11 @@ from rich.text import Text
 
 from rolltape.replay import ConvertOptions, convert, open_run, outcomes_of
 from rolltape.replay.commands import stats as stats_command
-from rolltape.replay.console import SafeConsole
+from rolltape.replay.printing.console import SafeConsole
+from rolltape.replay.printing.stats import render
+from rolltape.replay.printing.words import alike, count, sparkline
 from rolltape.replay.rollouts import PassRule
 from rolltape.replay.stats import Summary, pass_at, stats
-from rolltape.replay.stats_tables import render
-from rolltape.replay.words import alike, count, sparkline
 from rolltape.schema import Context, Outcome, Step, encode
 from rolltape.schema.errors import BadInput
 from rolltape.schema.paths import Part

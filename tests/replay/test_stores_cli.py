@@ -14,7 +14,7 @@ import pytest
 from replay_build import put_run, put_step, turn
 
 from rolltape.replay import open_run
-from rolltape.replay.listing import list_runs
+from rolltape.replay.listing.runs import list_runs
 from rolltape.replay.verification.approve import approve
 from rolltape.schema.errors import RunNotFound, Unreachable
 from rolltape.schema.storage import PATIENCE, StorePath, place

@@ -28,8 +28,8 @@ from replay_build import (
 )
 
 from rolltape.replay import ConvertOptions, Expectations, Finding, convert, digest, finish, open_run, outcomes_of
+from rolltape.replay.housekeeping.prune import Wish, prune
 from rolltape.replay.imports.importer import import_files
-from rolltape.replay.prune import Wish, prune
 from rolltape.replay.verification.verify import Verification, verify
 from rolltape.schema import Outcome, Step, encode
 from rolltape.schema.parquet import put_bytes

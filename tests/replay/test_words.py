@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from replay_build import put_run, put_step, turn
 
-from rolltape.replay.words import counted
+from rolltape.replay.printing.words import counted
 
 Cli = Callable[..., tuple[int, str, str]]
 _ONE_OF_MANY = re.compile(

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rolltape.replay.lookup import Place, read_row
 from rolltape.replay.run import Run
+from rolltape.replay.show.lookup import Place, read_row
 from rolltape.replay.view import View
 from rolltape.schema.fields import ROW
 from rolltape.schema.records import exact_sum

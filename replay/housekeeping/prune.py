@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rolltape.replay.compact import MOST_PARTS, TARGET
-from rolltape.replay.listing import is_locked
-from rolltape.replay.pruned import CONTENT, TOKENS, spans
-from rolltape.replay.rewrite import Task, Unit, alone, rewrite, units
+from rolltape.replay.housekeeping.compact import MOST_PARTS, TARGET
+from rolltape.replay.housekeeping.pruned import CONTENT, TOKENS, spans
+from rolltape.replay.housekeeping.rewrite import Task, Unit, alone, rewrite, units
+from rolltape.replay.listing.runs import is_locked
 from rolltape.replay.run import Run, open_run
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, RunConflict, Unreachable

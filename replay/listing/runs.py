@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from rolltape.replay.listing_steps import asked_steps, none_ended, scores_of
+from rolltape.replay.listing.steps import asked_steps, none_ended, scores_of
 from rolltape.replay.means import mean_of
+from rolltape.replay.printing.words import counted
 from rolltape.replay.rollouts import Rollouts, concat
 from rolltape.replay.run import Run, open_run
-from rolltape.replay.words import counted
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import RolltapeError, RunNotFound, Unreachable, UnsupportedVersion
 from rolltape.schema.records import RewardSum, exact_sum

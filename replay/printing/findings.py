@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rolltape.replay.checks.findings import Finding
-from rolltape.replay.console import printable
-from rolltape.replay.words import alike, counted, of_steps, shortened, wording
+from rolltape.replay.printing.console import printable
+from rolltape.replay.printing.words import alike, counted, of_steps, shortened, wording
 
 SHOWN = 5
 """Findings of one code that are all shown."""

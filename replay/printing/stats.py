@@ -9,10 +9,9 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rolltape.replay.console import printable, table
-from rolltape.replay.fitting import left_out, no_room
-from rolltape.replay.stats import Spread, Stats, Summary
-from rolltape.replay.words import (
+from rolltape.replay.printing.console import printable, table
+from rolltape.replay.printing.fitting import left_out, no_room
+from rolltape.replay.printing.words import (
     MISSING,
     alike,
     count,
@@ -26,6 +25,7 @@ from rolltape.replay.words import (
     shortened,
     sparkline,
 )
+from rolltape.replay.stats import Spread, Stats, Summary
 from rolltape.schema.fields import DISPOSITIONS
 
 _FIGURES = 7 * 8

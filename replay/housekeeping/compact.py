@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rolltape.replay.rewrite import Task, Unit, alone, rewrite, units
+from rolltape.replay.housekeeping.rewrite import Task, Unit, alone, rewrite, units
 from rolltape.replay.run import Run, open_run
 from rolltape.schema.errors import BadInput, Damaged, Unreachable
 from rolltape.schema.fields import ROW

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from rolltape.replay.printing.words import counted, size
 from rolltape.replay.run import Run
-from rolltape.replay.words import counted, size
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput
 from rolltape.schema.fields import ROW

@@ -14,12 +14,22 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from rolltape.replay.console import printable, table
-from rolltape.replay.fitting import left_out, no_room
-from rolltape.replay.lookup import distinct
-from rolltape.replay.show import Message, Token, Trace, parsed
-from rolltape.replay.show_list import Chosen, Wanted
-from rolltape.replay.words import MISSING, alike, count, counted, decimal, duration, moment, of_steps, shortened
+from rolltape.replay.printing.console import printable, table
+from rolltape.replay.printing.fitting import left_out, no_room
+from rolltape.replay.printing.words import (
+    MISSING,
+    alike,
+    count,
+    counted,
+    decimal,
+    duration,
+    moment,
+    of_steps,
+    shortened,
+)
+from rolltape.replay.show.list import Chosen, Wanted
+from rolltape.replay.show.lookup import distinct
+from rolltape.replay.show.trace import Message, Token, Trace, parsed
 from rolltape.schema.fields import DISPOSITIONS
 from rolltape.schema.records import Group as GroupRecord
 

@@ -1,0 +1,1 @@
+"""The runs below a folder, found and summed up: `rolltape list`."""

@@ -1,0 +1,1 @@
+"""What people read: consoles, words, and tables that fit a terminal."""

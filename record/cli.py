@@ -213,12 +213,22 @@ def run_with(options: LiveOptions, *, quiet: bool = False) -> Any:
     handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.ERROR, handlers=[handler])
     progress = for_output(quiet=quiet)
+    summary = None
+
+    async def main() -> None:
+        nonlocal summary
+        summary = await run_live(options, progress=progress)
+
     try:
         from rolltape.record.live import run_live
 
-        return asyncio.run(run_live(options, progress=progress))
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        if summary is None:  # else only the event loop was left to be closed
+            raise
     finally:
         progress.close()
+    return summary
 
 
 def summary_text(summary: Any) -> str:

@@ -149,21 +149,24 @@ async def run_live(options: LiveOptions, *, progress: Progress | None = None) ->
             raise BadInput(f"{options.config}: {offer}, and {renderer} cannot render tools. {NAME_A_RENDERER}")
         await _expect_engine(transport)
         recorder = await asyncio.to_thread(_recorder, options, environment, versions)
-        try:
-            if recorder.recovered.anything:
-                progress.note(_told(recorder.recovered))
-            run = _Run(options, environment, tasks, client, recorder, progress, versions)
-            if options.resume and not run.first:
-                progress.note(f"{options.run} holds no step to go on after; this begins at step 0.")
-            await run.all_steps()
-        finally:
-            status = await asyncio.to_thread(recorder.close)
+        stop = Stop()
+        with _interruptible(stop, progress, str(options.run)):
+            try:
+                if recorder.recovered.anything:
+                    progress.note(_told(recorder.recovered))
+                run = _Run(options, environment, tasks, client, recorder, progress, versions, stop)
+                if options.resume and not run.first:
+                    progress.note(f"{options.run} holds no step to go on after; this begins at step 0.")
+                await run.all_steps()
+            finally:
+                status = await asyncio.to_thread(recorder.close)
         run.summary.recording = status
         return run.summary
     finally:
-        progress.close()
-        await client.close()
-        await close_client()
+        with _uninterrupted():
+            progress.close()
+            await client.close()
+            await close_client()
 
 
 def _loaded(options: LiveOptions) -> tuple[Any, list[Any]]:
@@ -217,6 +220,7 @@ class _Run:
         recorder: Recorder,
         progress: Progress,
         versions: dict[str, str],
+        stop: Stop,
     ) -> None:
         import verifiers.v1 as vf
         from verifiers.v1.clients import ModelContext
@@ -224,7 +228,7 @@ class _Run:
         self.options, self.environment, self.tasks = options, environment, tasks
         self.recorder, self.progress = recorder, progress
         self.first, self.counters = self._begin()
-        self.stop = Stop()
+        self.stop = stop
         self.failed_in_a_row = 0
         self.summary = LiveSummary(str(options.run), recorder.run_id, recorder.attempt, recovered=recorder.recovered)
         sampling = vf.SamplingConfig.model_validate(options.sampling())
@@ -250,8 +254,7 @@ class _Run:
 
     async def all_steps(self) -> None:
         started = time.monotonic()
-        run = str(self.options.run)
-        with _interruptible(self.stop, self.progress, run), cancelled_unsaid(), calm_collector() as collect:
+        with cancelled_unsaid(), calm_collector() as collect:
             async with self._serving():
                 for number in range(self.options.steps):
                     if self.stop.event.is_set():
@@ -440,6 +443,20 @@ def _interruptible(stop: Stop, progress: Progress, run: str) -> Iterator[None]:
             loop.remove_signal_handler(each)
         if handled:
             _as_in_any_program()
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let no Ctrl-C or SIGTERM cut short what takes a moment and comes after everything else."""
+    before: dict[int, Any] = {}
+    with contextlib.suppress(ValueError):  # not the main thread
+        for each in SIGNALS.values():
+            before[each] = signal.signal(each, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _abort(number: int, progress: Progress, run: str) -> None:

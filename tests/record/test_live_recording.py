@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from rolltape.record.progress import Quiet, StepNews, TraceNews
 from rolltape.record.recorder import Recorder, StoreOptions
 from rolltape.record.recover import recover
 from rolltape.record.resume import LANE, first_index
+from rolltape.record.transport import SGLangTransport
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.verification.verify import verify
 from rolltape.schema.errors import BadInput
@@ -294,6 +296,32 @@ def test_a_second_signal_aborts_and_what_had_ended_is_recovered(
     counts = total(open_run(place.run))
     assert counts["interrupted"] >= 4
     assert not verify(open_run(place.run)).errors
+
+
+def test_a_second_signal_while_connections_are_closed_changes_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def close(self: SGLangTransport) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await real(self)
+
+    real = SGLangTransport.close
+    monkeypatch.setattr(SGLangTransport, "close", close)
+    heard = Heard(on_trace=lambda traces: os.kill(os.getpid(), signal.SIGINT) if traces == 2 else None)
+    summary = place.live(heard, steps=50, concurrency=2)
+    gc.collect()
+    assert (summary.exit_code, len(summary.steps)) == (130, 1)
+    assert "Unclosed" not in caplog.text
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_a_signal_after_the_run_costs_no_summary(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "shutdown_asyncgens", interrupted)
+    result = CliRunner().invoke(app, place.arguments("--steps", "1", "--groups", "1", "--quiet"))
+    assert (result.exit_code, "The run is in" in result.output) == (0, True)
 
 
 # Several writers

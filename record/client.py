@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 from renderers import RendererConfig, RendererPool, create_renderer
@@ -123,6 +123,13 @@ class RolloutClient(TrainClient):
         super().__init__(transport, pool_size=pool_size, config=config, renderer_model_name=self.tokenizer)
         self._pool: RendererPool | None = None
         self._warming = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the connections to the engine."""
+        await self.close()
 
     @property
     def transport(self) -> SGLangTransport:

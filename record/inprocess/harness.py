@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import json
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -157,30 +157,37 @@ async def _result(tools: Mapping[str, Tool], call: Mapping[str, Any], trace: Tra
     return {"role": "tool", "tool_call_id": call["id"], "content": content}
 
 
-_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = weakref.WeakKeyDictionary()
+_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[aiohttp.ClientSession]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def _client() -> aiohttp.ClientSession:
+async def _kept() -> AsyncGenerator[aiohttp.ClientSession]:
+    """A client session, as often as it is asked for. `asyncio.run` ends the generators of its loop, and this closes it."""
+    loop, connector = asyncio.get_running_loop(), aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0)
+    try:
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None), trust_env=False
+        ) as client:
+            while True:
+                yield client
+    finally:
+        _clients.pop(loop, None)
+
+
+async def _client() -> aiohttp.ClientSession:
     """One client session per event loop: a session per rollout would cost more than the rollout."""
-    loop = asyncio.get_running_loop()
-    client = _clients.get(loop)
-    if client is None or client.closed:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0)
-        client = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None), trust_env=False)
-        _clients[loop] = client
-    return client
+    return await anext(_clients.setdefault(asyncio.get_running_loop(), _kept()))
 
 
 async def close_client() -> None:
-    """Close this event loop's client session; whoever runs the loop calls it last."""
-    client = _clients.pop(asyncio.get_running_loop(), None)
-    if client is not None:
-        await client.close()
+    """Close this event loop's client session before the loop ends; it is made again when it is needed."""
+    if (kept := _clients.get(asyncio.get_running_loop())) is not None:
+        await kept.aclose()
 
 
 async def _ask(endpoint: str, secret: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
     headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
-    async with _client().post(
-        f"{endpoint}/chat/completions", data=json.dumps(body).encode(), headers=headers
-    ) as response:
+    client = await _client()
+    async with client.post(f"{endpoint}/chat/completions", data=json.dumps(body).encode(), headers=headers) as response:
         return response.status, await response.read()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from rescore_build import DEMO
 
 from rolltape.record.demo.cli import start_commands
 from rolltape.record.demo.folder import ENVIRONMENT, EXPECTATION, MARK, TASKSET
-from rolltape.record.engine import write_tokenizer
+from rolltape.record.demo.policy import DemoPolicy
+from rolltape.record.engine import DemoEngine, write_tokenizer
 from rolltape.replay.cli import app, main
 from rolltape.replay.run import open_run
 
@@ -80,3 +83,32 @@ def test_what_it_says_of_an_environment_of_ones_own_is_what_the_demo_says(monkey
     record = next(c for c in commands("README.md") if c[1:3] == ["record", "my-env/config.toml"])
     assert sorted(record) == sorted(shown[1])
     assert all(command in commands("README.md") for command in shown if command != shown[1])
+
+
+def test_the_snippets_for_episodes_of_ones_own_record_and_leave_no_connection_open(tmp_path: Path) -> None:
+    text = (ROOT / "record/README.md").read_text(encoding="utf-8")
+    tape, client = (part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "async with" in part)
+    config, tokenizer = tmp_path / "env.toml", write_tokenizer(tmp_path / "tokenizer")
+    config.write_text('[taskset]\nid = "rolltape.record.demo"\n', encoding="utf-8")
+    program = (
+        "from pathlib import Path",
+        "from rolltape.record.config import load_config, load_environment, load_tasks",
+        f"environment = load_environment(load_config(Path({str(config)!r})))",
+        "task = load_tasks(environment, rollouts=4)[0]",
+        client.partition("    ...")[0] + textwrap.indent(tape, "    "),
+    )
+    lines = textwrap.indent("\n".join(program), "    ")
+    engine = DemoEngine(tokenizer_dir=tokenizer, policy=DemoPolicy())
+    with engine.serve_in_thread():
+        for written, here in (
+            ("http://127.0.0.1:30000", engine.url),
+            ('tokenizer="Qwen/Qwen3-0.6B"', f"tokenizer={str(tokenizer)!r}"),
+            ("runs/taped", str(tmp_path / "run")),
+        ):
+            assert written in lines
+            lines = lines.replace(written, here)
+        code = f"import asyncio\nasync def main():\n{lines}\nasyncio.run(main())\n"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Unclosed" not in done.stderr
+    assert open_run(tmp_path / "run").steps()[0].counts["leftover"] == 4

@@ -34,11 +34,12 @@ def list_command(
     versions also the rewards of those two steps.
 
     A run is `complete` where it has all steps that it was started for, and
-    `unfinished` where it has fewer (`8 of 40`). Of one that says no number, as
-    an import, it is known only that everything recorded is committed: it is
-    `settled`. `none ended`: every try failed, was cancelled or got lost. It is
-    `being written` as long as a writer is at work, and `needs recover` where
-    one died and left a journal. `damaged`: bytes are wrong or gone.
+    `unfinished` where it has fewer (`8 of 40`), or where its last one was cut
+    short. Of one that says no number, as an import, it is known only that
+    everything recorded is committed: it is `settled`. `none ended`: every try
+    failed, was cancelled or got lost. It is `being written` as long as a writer
+    is at work, and `needs recover` where one died and left a journal. `damaged`:
+    bytes are wrong or gone.
 
         rolltape list runs
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from rolltape.replay.listing.steps import asked_steps, none_ended, scores_of
+from rolltape.replay.listing.steps import asked_steps, cut_short, none_ended, scores_of
 from rolltape.replay.means import mean_of
 from rolltape.replay.printing.words import counted
 from rolltape.replay.rollouts import Rollouts, concat
@@ -34,8 +34,9 @@ State = Literal[
     "damaged",
     "newer version",
 ]
-"""All steps that were asked for are committed, or fewer; everything is that was recorded, and how much was asked for is not
-known; no rollout came to its end; a writer is at work; one died and left a journal; bytes are wrong or gone."""
+"""All steps that were asked for are committed, or fewer, or the last was cut short; everything is that was recorded, and how
+much was asked for is not known; no rollout came to its end; a writer is at work; one died and left a journal; bytes are
+wrong or gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +160,9 @@ def look_at(path: AnyPath, name: str) -> Listed:
     state, why = _state(run)
     if state == "settled" and (asked, asked_evaluations) != (None, None):
         whole = len(steps) >= (asked or 0) and len(evaluations) >= (asked_evaluations or 0)
-        state = "complete" if whole else "unfinished"
-    if why is None and (tries := none_ended(newest)):
+        why = cut_short(run, newest) if whole else None
+        state = "complete" if whole and not why else "unfinished"
+    if (why is None or state == "unfinished") and (tries := none_ended(newest)):
         why = f"none of {counted(tries, 'try', 'tries')} ended well; `rolltape stats {run.paths.root}` says why."
         state = state if state == "being written" else "none ended"
     info = run.info

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from rolltape.replay.rollouts import Rollouts, concat
 from rolltape.replay.run import Run
+from rolltape.replay.words import counted
 from rolltape.schema.commits import Commit
 from rolltape.schema.paths import Part
 
@@ -43,6 +44,36 @@ def _trainers(settings: Mapping[str, Any]) -> int | None:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def cut_short(run: Run, newest: Sequence[Commit]) -> str | None:
+    """A sentence where the last step of the newest attempt is not whole: its writer was stopped, gave up, or died.
+
+    `newest`: commits that count.
+    """
+    attempt = max((c.part.attempt for c in newest), default=0)
+    settings = run.attempts[attempt].settings if attempt in run.attempts else {}
+    live = isinstance(settings, Mapping) and _whole(settings.get("steps")) is not None
+    mine = [c for c in newest if c.part.attempt == attempt and "-late" not in c.part.writer]
+    last = {(c.part.split, c.part.writer): c for c in sorted(mine, key=lambda c: c.part.step)}
+    for commit in last.values():
+        part, counts = commit.part, commit.step.counts
+        begun, asked = _groups(commit) if live else (0, 0)
+        if begun < asked or counts.get("interrupted") or (live and counts.get("cancelled")):
+            where = f"step {part.step}" if part.split == "train" else "its evaluation"
+            ended = f": {len(commit.groups)} of {counted(asked, 'task group')} ended" if asked else ""
+            return f"{where} was cut short{ended}."
+    return None
+
+
+def _groups(commit: Commit) -> tuple[int, int]:
+    """Task groups that `rolltape record` began in a step, and those it was to have; (0, 0) where that is not known."""
+    try:
+        indices = set(commit.score("group_index").to_pylist()) - {None}
+    except (KeyError, ValueError):
+        return 0, 0
+    behind = commit.step.next_group_index
+    return (0, 0) if behind is None or not indices else (len(indices), behind - min(indices))
 
 
 def none_ended(commits: Sequence[Commit]) -> int:

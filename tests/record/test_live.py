@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from rolltape.record.progress import Quiet, StepNews, TraceNews
 from rolltape.record.recorder import Recorder
 from rolltape.replay.convert import convert
 from rolltape.replay.digest import digest
+from rolltape.replay.listing import list_runs
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.run import Run, open_run
@@ -266,6 +268,18 @@ def test_an_interrupt_cancels_what_runs_and_commits_what_has_ended(bench: Bench)
     assert total["started"] == len(rows(run))
     assert any("Ctrl-C again" in note for note in heard.notes)
     assert same_again(run)
+
+
+def test_a_run_whose_last_step_was_cut_short_is_not_listed_as_complete(bench: Bench) -> None:
+    bench.run(steps=1, groups=2)
+    [listed] = list_runs(bench.folder / "run").runs
+    assert (listed.state, listed.why) == ("complete", None)
+    bench.engine.faults = Faults({Fault.LATENCY: Switch(1.0)}, latency=0.1)
+    stop = Heard(on_trace=lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 5 else None)
+    bench.run(heard=stop, steps=1, groups=6, concurrency=4, resume=True)
+    [listed] = list_runs(bench.folder / "run").runs
+    assert (listed.steps, listed.steps_asked, listed.state) == (2, 2, "unfinished")
+    assert re.fullmatch(r"step 1 was cut short: [1-6] of 6 task groups ended\.", listed.why or "")
 
 
 def test_a_folder_that_holds_a_run_is_refused_before_anything_is_loaded(

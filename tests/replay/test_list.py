@@ -14,10 +14,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from replay_build import TRACES, put_attempt, put_run, put_step, reply, said, trace, turn
+from replay_build import TRACES, group, put_attempt, put_part, put_run, put_step, reply, said, trace, turn
 
 from rolltape.replay.imports.importer import import_files
 from rolltape.replay.listing.runs import list_runs
+from rolltape.schema import Context, Outcome, Step, encode
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import RunNotFound
 from rolltape.schema.paths import Part, RunPaths
@@ -165,6 +166,37 @@ def test_steps_that_a_run_was_continued_for_count_from_where_it_went_on(tmp_path
     put_steps(tmp_path / "miles", range(2, 3), attempt=1)
     [run] = [r for r in list_runs(tmp_path).runs if r.name == "miles"]
     assert (run.steps, run.steps_asked, run.state) == (3, 6, "unfinished")
+
+
+@pytest.mark.parametrize(
+    ("counts", "asked", "why"),
+    [
+        ({"emitted": 2}, 2, None),
+        ({"emitted": 1, "error": 1}, 2, None),
+        ({"emitted": 1, "cancelled": 1}, 2, "step 1 was cut short: 1 of 2 task groups ended."),
+        ({"emitted": 1, "error": 1}, 40, "step 1 was cut short: 1 of 40 task groups ended."),
+        ({"interrupted": 2}, None, "step 1 was cut short."),  # as recover leaves it
+    ],
+)
+def test_a_run_whose_last_step_was_cut_short_is_unfinished(
+    tmp_path: Path, rolltape: Run, counts: dict[str, int], asked: int | None, why: str | None
+) -> None:
+    started(put_run(tmp_path / "run"), 0, {"steps": 2})
+    put_step(tmp_path / "run", 0, [turn(id="z")], counts={"cancelled": 1})  # it went on, so it was not stopped
+    records = [turn(id="a"), turn(id="b", idx=1)]
+    table = encode(records, [Context(run="r1", step=1, group_index=5 + i) for i in range(2)])
+    step = Step(step=1, counts=counts, next_group_index=None if asked is None else 5 + asked)
+    put_part(
+        tmp_path / "run",
+        Part("train", 1, 0, "main"),
+        table,
+        [group(records[:1])],
+        [Outcome(trace_id=t, disposition="emitted") for t in "ab"],
+        step,
+    )
+    [run] = list_runs(tmp_path).runs
+    assert (run.state, run.why) == ("unfinished" if why else "complete", why)
+    assert (f"run: {why}" in rolltape("list", tmp_path)[1]) == (why is not None)
 
 
 @pytest.mark.parametrize("scores", [True, False])

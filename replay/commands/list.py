@@ -29,9 +29,10 @@ def list_command(
     """List the runs below a folder, the newest first.
 
     The reward is the mean of the first and of the last step, as `rolltape stats`
-    has it; traces and tokens are those of the newest attempt of each step. All
-    that is read is what run.json and the commits say; of runs of earlier
-    versions also the rewards of those two steps.
+    has it; of a run that holds evaluations only, of its first and its last one,
+    where all are of one name. Traces and tokens are those of the newest attempt
+    of each step. All that is read is what run.json and the commits say; of runs
+    of earlier versions also the rewards of those two steps.
 
     A run is `complete` where it has all steps that it was started for, and
     `unfinished` where it has fewer (`8 of 40`), or where its last one was cut
@@ -70,7 +71,7 @@ def _table(runs: Sequence[Listed]) -> None:
     """One line a run. A model or taskset that all of them have is said once; a narrow terminal has no room for either."""
     common = {name: value for name in _LONG if (value := _common(runs, name)) is not None}
     narrow = [n for n in _LONG if n not in common] if out.width < _WIDE else []
-    evaluated = any(r.evaluations or r.evaluations_asked for r in runs)
+    evaluated = any((r.evaluations or r.evaluations_asked) and not _only_evaluates(r) for r in runs)
     hidden = {*common, *narrow, *(() if evaluated else ("evals",))}
     columns = {name: [cell(run) for run in runs] for name, cell in _COLUMNS.items() if name not in hidden}
     gone = [*narrow, *left_out(columns, out.width, _SPARE, {"run": 16, **dict.fromkeys(_LONG, 8)})]
@@ -92,16 +93,28 @@ def _of(have: int, asked: int | None) -> str:
     return count(have) if asked is None or have >= asked else f"{count(have)} of {count(asked)}"
 
 
+def _only_evaluates(run: Listed) -> bool:
+    return bool(run.evaluations or run.evaluations_asked) and not (run.steps or run.steps_asked)
+
+
+def _steps(run: Listed) -> str:
+    """Training steps; of a run without, its evaluations."""
+    if not _only_evaluates(run):
+        return _of(run.steps, run.steps_asked)
+    evaluations = _of(run.evaluations, run.evaluations_asked)
+    return f"{evaluations} eval{'s' * (evaluations != '1')}"
+
+
 def _reward(run: Listed) -> str:
     first, last = (decimal(r, 2) for r in run.ends)
-    return f"{first}→{last}" if run.steps > 1 and first != MISSING else first
+    return f"{first}→{last}" if (run.steps or run.evaluations) > 1 and first != MISSING else first
 
 
 _COLUMNS: dict[str, Callable[[Listed], object]] = {
     "began": lambda run: moment(run.started_at),
     "state": lambda run: Text(run.state, _STYLES.get(run.state, "red")),
-    "steps": lambda run: _of(run.steps, run.steps_asked),
-    "evals": lambda run: _of(run.evaluations, run.evaluations_asked),
+    "steps": _steps,
+    "evals": lambda run: "" if _only_evaluates(run) else _of(run.evaluations, run.evaluations_asked),
     "traces": lambda run: count(run.traces),
     "tokens": lambda run: count(run.tokens),
     "size": lambda run: size(run.bytes),

@@ -65,7 +65,8 @@ class Listed:
     """None where a commit does not say."""
     bytes: int = 0
     ends: tuple[float | None, float | None] = (None, None)
-    """Mean reward of the first and of the last training step that has one (see `mean_reward`)."""
+    """Mean reward of the first and of the last training step that has one (see `mean_reward`); of a run without training
+    steps, of its evaluations where all are of one name."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -248,10 +249,12 @@ def is_locked(journal: AnyPath) -> bool:
 
 
 def _ends(run: Run, commits: Sequence[Commit]) -> tuple[float | None, float | None]:
-    """Mean reward of the first and of the last training step that has one."""
+    """Mean reward of the first and of the last step that has one: of training, else of the only evaluation."""
+    splits = {commit.part.split for commit in commits}
+    split = "train" if "train" in splits or len(splits) != 1 else splits.pop()
     steps: defaultdict[int, list[Commit]] = defaultdict(list)
     for commit in commits:
-        if commit.part.split == "train":
+        if commit.part.split == split:
             steps[commit.part.step].append(commit)
     in_order = [parts for _, parts in sorted(steps.items())]
     return _first_mean(run, in_order), _first_mean(run, reversed(in_order))

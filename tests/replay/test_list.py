@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -294,6 +295,28 @@ def test_the_table_fits_a_hundred_columns(tmp_path: Path, rolltape: Run, monkeyp
     assert max(map(len, out.splitlines()[:-1])) <= 60
     assert {"state", "reward", "run"} <= set(out.splitlines()[0].split())
     assert out.endswith("no room for model, taskset, size, evals: in a wider terminal, or with --json\n")
+
+
+def test_a_run_of_evaluations_only_shows_them(tmp_path: Path, rolltape: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = put_run(tmp_path / "one")
+    for step, reward in enumerate([0.25, 0.75]):
+        put_step(one, step, [turn(id=f"e{step}", reward=reward)], split="eval-math")
+    several = put_run(tmp_path / "several")
+    put_step(several, 0, [turn(id="m")], split="eval-math")
+    put_step(several, 0, [turn(id="c")], split="eval-code")
+    put_step(several, 1, [turn(id="d")], split="eval-code")
+    started(several, 0, {"steps": 4, "eval": True})
+    monkeypatch.setattr("rolltape.replay.console.out._width", 70)
+    _, out, _ = rolltape("list", tmp_path)
+    lines = {line.split()[-1]: re.split(r" {2,}", line.strip()) for line in out.splitlines() if line}
+    assert lines["run"][1:3] == ["state", "steps"]
+    assert "evals" not in lines["run"]
+    assert (lines["one"][2], lines["one"][-2:]) == ("2 evals", ["0.25→0.75", "one"])
+    assert (lines["several"][2], lines["several"][-2:]) == ("3 of 4 evals", ["–", "several"])
+    put_step(several, 0, [turn(id="t")])
+    _, out, _ = rolltape("list", several)
+    assert "evals" in out.splitlines()[0]
+    assert "3 of 4 evals" not in out
 
 
 def test_what_all_runs_share_is_said_once(tmp_path: Path, rolltape: Run) -> None:

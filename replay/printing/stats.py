@@ -36,7 +36,7 @@ _KINDS = 5
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of a table of summaries. Those with the largest `spare` are left out first where there is no room."""
+    """A column of a table of summaries. Those with the largest `spare` are left out first where there is no room; 0: never."""
 
     name: str
     cell: Callable[[Summary], str]
@@ -76,12 +76,12 @@ def heading(stats: Stats) -> str:
 def _step_columns(stats: Stats) -> list[_Column]:
     return [
         _Column("step", lambda s: _range(s.steps)),
-        _Column("n", lambda s: count(s.rollouts), 3),
+        _Column("n", lambda s: count(s.rollouts), 8),
         *_common(stats),
-        _Column("errors", lambda s: count(s.errors)),
-        _Column("dropped", lambda s: count(sum(s.dropped.values()))),
-        _Column("tok/s", lambda s: count(s.tokens_per_second), 5),
-        _Column("lag", lambda s: _lag(s.lag), 6),
+        _Column("errors", lambda s: count(s.errors), 4),
+        _Column("dropped", lambda s: count(sum(s.dropped.values())), 5),
+        _Column("tok/s", lambda s: count(s.tokens_per_second), 10),
+        _Column("lag", lambda s: _lag(s.lag), 11),
     ]
 
 
@@ -90,27 +90,27 @@ def _task_columns(stats: Stats) -> list[_Column]:
     return [
         _Column("task", lambda s: end_of(printable((s.task and s.task.name) or MISSING, one_line=True), 24)),
         *(types if len({task.type for task in stats.rollouts.tasks}) > 1 else ()),
-        _Column("n", lambda s: count(s.rollouts), 3),
-        _Column("by step", lambda s: sparkline(s.curve, 12) if len(s.curve) > 1 else "", 4),
+        _Column("n", lambda s: count(s.rollouts), 8),
+        _Column("by step", lambda s: sparkline(s.curve, 12) if len(s.curve) > 1 else "", 9),
         *_common(stats),
-        _Column("errors", lambda s: count(s.errors)),
+        _Column("errors", lambda s: count(s.errors), 4),
     ]
 
 
 def _common(stats: Stats) -> list[_Column]:
     ks = stats.ks
     at = [
-        _Column(f"pass@{k}", lambda s, k=k: decimal(s.pass_at[k], 2), 2 * (k != ks[-1]))  # type: ignore[misc]
+        _Column(f"pass@{k}", lambda s, k=k: decimal(s.pass_at[k], 2), 1 if k == ks[-1] else 7)  # type: ignore[misc]
         for k in dict.fromkeys((*ks[:1], *ks[-1:]))
     ]
     return [
         _Column("reward", lambda s: decimal(s.reward.mean)),
-        _Column("sd", lambda s: decimal(_sd(s.reward)), 4),
-        _Column("flat", lambda s: f"{s.flat}/{s.groups}" if s.groups else MISSING),
+        _Column("sd", lambda s: decimal(_sd(s.reward)), 9),
+        _Column("flat", lambda s: f"{s.flat}/{s.groups}" if s.groups else MISSING, 2),
         *at,
-        _Column("length", lambda s: count(s.length.mean)),
-        _Column("p95", lambda s: count(s.length.p95), 7),
-        _Column("cut", lambda s: percent(s.truncated, s.truncated_of), 1),
+        _Column("length", lambda s: count(s.length.mean), 3),
+        _Column("p95", lambda s: count(s.length.p95), 12),
+        _Column("cut", lambda s: percent(s.truncated, s.truncated_of), 6),
     ]
 
 
@@ -144,7 +144,8 @@ def _lines_of(
     yield table(
         "", names, [[cells[c][i] for c in shown] for i in range(len(lines))], right, fold=("task", "type"), dense=True
     )
-    yield _say(_legend(stats, names))
+    if legend := _legend(stats, names):
+        yield _say(legend)
     if gone:
         yield _say(no_room(gone))
 
@@ -200,7 +201,7 @@ def _curves(stats: Stats, width: int) -> Iterator[RenderableType]:
     if len(steps) < 2:
         names, rows = ["", *names[4:]], [[row[0], *row[4:]] for row in rows if row[5]]
     columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
-    gone = left_out(columns, width, (("low", "high"), "sd", "values", "first"), {"": 16})
+    gone = left_out(columns, width, (("low", "high"), "sd", "values", "first", "last", "curve"), {"": 16})
     right = [n for n in columns if n not in ("", "curve")]
     yield table("", list(columns), list(zip(*columns.values(), strict=True)), right, cut=("",), dense=True)
     if gone:

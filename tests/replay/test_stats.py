@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import statistics
@@ -455,6 +456,19 @@ def test_what_there_is_no_room_for_is_named(long_run: Path) -> None:
     assert {"step", "reward", "errors", "dropped"} <= set(next(line.split() for line in narrow if " reward " in line))
     assert any(line.startswith("reward ") for line in narrow)
     assert not [line for line in drawn(found, 120) if line.startswith("no room")]
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 60, 80])
+def test_only_what_is_shown_is_explained_and_no_figure_is_cut(long_run: Path, width: int) -> None:
+    one = drawn(stats(open_run(long_run)), width)
+    heads, rows = one[0].split(), [line.split() for line in one[2:22]]
+    assert all(len(row) == len(heads) for row in rows)
+    assert [row[heads.index("reward")] for row in rows[:2]] == ["0.310", "0.340"]
+    below = " ".join(one[22:]).partition("curve")[0]
+    legend = below.partition("no room")[0]
+    assert {name.partition("@")[0] for name in heads} >= set(re.findall(r"(?:^|; )(\w+):", legend))
+    left = re.search(r"no room for (.*?): in", below)
+    assert not set(heads) & set(left[1].split(", ") if left else ())
 
 
 def test_every_step_is_shown_on_request(long_run: Path, rolltape: Cli) -> None:

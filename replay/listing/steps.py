@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from rolltape.replay.printing.words import counted
 from rolltape.replay.rollouts import Rollouts, concat
 from rolltape.replay.run import Run
-from rolltape.replay.words import counted
 from rolltape.schema.commits import Commit
 from rolltape.schema.paths import Part
 

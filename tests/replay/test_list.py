@@ -306,7 +306,7 @@ def test_a_run_of_evaluations_only_shows_them(tmp_path: Path, rolltape: Run, mon
     put_step(several, 0, [turn(id="c")], split="eval-code")
     put_step(several, 1, [turn(id="d")], split="eval-code")
     started(several, 0, {"steps": 4, "eval": True})
-    monkeypatch.setattr("rolltape.replay.console.out._width", 70)
+    monkeypatch.setattr("rolltape.replay.printing.console.out._width", 70)
     _, out, _ = rolltape("list", tmp_path)
     lines = {line.split()[-1]: re.split(r" {2,}", line.strip()) for line in out.splitlines() if line}
     assert lines["run"][1:3] == ["state", "steps"]

@@ -21,6 +21,7 @@ import errno
 import fcntl
 import os
 import socket
+import tempfile
 import time
 import uuid
 import weakref
@@ -159,6 +160,22 @@ class Journal:
         """Close the file, and with `remove` take it away."""
         if remove and self._closer.alive and self.in_place():
             self.path.unlink(missing_ok=True)
+        self._closer()
+
+
+class Reserve:
+    """Room on a disk for when it is full: a file without a name, which ends with the process."""
+
+    def __init__(self, folder: Path, size: int = 16 << 10) -> None:
+        """Raises OSError where there is no room."""
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            _write_all(file.fileno(), os.urandom(size), 0)  # nothing that a file system packs
+            self._file = os.dup(file.fileno())
+        self._closer = weakref.finalize(self, os.close, self._file)
+
+    def give_back(self) -> None:
+        """Free the room; also where a forked process has the file open."""
+        os.ftruncate(self._file, 0)
         self._closer()
 
 

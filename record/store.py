@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, TypeVar
 
-from rolltape.record.journal import Fsync, Journal
+from rolltape.record.journal import Fsync, Journal, Reserve
 from rolltape.record.limits import LARGEST_COLUMN, drop_extra, fit
 from rolltape.record.worker import Worker
 from rolltape.schema.encoding import Row
@@ -77,6 +77,8 @@ class Item:
     """Where it was in a journal that cannot be found at the moment."""
     gone: bool = False
     """Whether nobody needs it any more."""
+    begun: tuple[StepKey, int] | None = None
+    """Where it says that tries began: of which step, and how many."""
 
 
 @dataclass(eq=False)
@@ -112,6 +114,7 @@ class JournalStore:
         self._path, self._check = path, check
         self._journal: Journal | None = None
         self._former: Journal | None = None
+        self._reserve: Reserve | None = None
         self._lock = RLock()  # close() may be called by a signal handler, in the middle of anything
         self._steps: dict[StepKey, _Step] = {}
         self._over: set[StepKey] = set()
@@ -145,6 +148,9 @@ class JournalStore:
             else:
                 self._journal = Journal(self._path, fsync=self.options.fsync, seconds=self.options.fsync_seconds)
             self._former = None
+            if self._reserve is None and self.options.journal:
+                with suppress(OSError):
+                    self._reserve = Reserve(self._path.parent)
         return self._journal
 
     def _fails(self, error: Exception) -> None:
@@ -204,7 +210,7 @@ class JournalStore:
         if not self.options.journal:
             return _done(False)
         try:
-            item = Item(pack_record(kind, data, arrays=arrays))
+            item = Item(pack_record(kind, data, arrays=arrays), begun=(key, data["n"]) if kind == "started" else None)
         except Exception as error:
             self.error = f"a {kind} record cannot be journaled: {error}"
             logger.warning(self.error)
@@ -413,10 +419,11 @@ class JournalStore:
             for entry in lost:
                 self._release(entry)
                 del step.entries[entry.trace_id]
-            if not step.entries:  # nor are records of a step needed of which no trace is left
+            if not step.entries:  # of a step of which no trace is left it is enough how many began
                 for item in step.notes:
-                    self._release(item)
-                step.notes = []
+                    if item.begun is None:
+                        self._release(item)
+                step.notes = [item for item in step.notes if not item.gone]
             return len(lost)
 
     def forget_memory(self) -> int:
@@ -483,6 +490,10 @@ class JournalStore:
     def _close(self) -> None:
         self._take_unhurried()
         self._write_waiting()
+        if self._reserve is not None:
+            with suppress(OSError):
+                self._reserve.give_back()
+            self._write_begun()
         if self._journal is not None:
             with self._lock:
                 empty = not any(step.items() for step in self._steps.values())
@@ -492,6 +503,17 @@ class JournalStore:
             self._journal.close(remove=empty or self._journal.empty)
             self._journal = None
         self._ended = True
+
+    def _write_begun(self) -> None:
+        """Of what finds no room in the end, write first how many tries began, so that those that are lost are counted."""
+        begun: Counter[StepKey] = Counter()
+        for item in self._waiting:
+            if item.begun is not None and not item.gone:
+                begun[item.begun[0]] += item.begun[1]
+                item.gone = True
+        frames = [pack_record("started", {**place_of(key), "n": n}) for key, n in begun.items()]
+        self._waiting.extendleft(Item(frame) for frame in reversed(frames))
+        self._write_waiting()
 
 
 def place_of(key: StepKey) -> dict[str, Any]:

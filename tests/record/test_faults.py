@@ -109,6 +109,27 @@ def test_what_a_full_disk_kept_out_is_settled_by_recover_after_a_crash(small_dis
     assert records_of(small_disk / "run").keys() == set("abc")
 
 
+@pytest.mark.parametrize("queue_bytes", [1 << 30, 1000])
+def test_what_began_while_a_disk_stayed_full_is_counted_by_recover(small_disk: Path, queue_bytes: int) -> None:
+    recorder = opened(small_disk / "run", queue_bytes=queue_bytes)
+    record_step(recorder, 0, ["before"])
+    filler = fill(small_disk)
+    for step in (1, 2, 3):
+        names = [f"t{step}-{i}" for i in range(10)]
+        for name in names:
+            recorder.started("train", step)
+            recorder.add(trace(name, text=os.urandom(20_000).hex()), at(step))
+        if step < 3:
+            assert commit(recorder, step, emitted(*names)).commit is None
+    lost = recorder.close().lost
+    filler.unlink()
+    assert recover(small_disk / "run").faults == []
+    found = counts(small_disk / "run")
+    assert found["started"] == 31
+    assert found["lost"] == lost >= 25
+    checked(small_disk / "run")
+
+
 def test_smaller_rows_go_on_being_journaled_where_larger_ones_find_no_room(small_disk: Path) -> None:
     recorder = opened(small_disk / "run")
     filler = fill(small_disk, leave=6 * 4096)

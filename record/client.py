@@ -63,6 +63,13 @@ def renderer_identity(checkpoint: str) -> str | None:
     return min(matches) if len(renderers) == 1 else None
 
 
+def model_name(checkpoint: str) -> str:
+    """A checkpoint's name: the last part of its id or path, or where it lies in a hub cache that of the model's id."""
+    parts = PurePath(checkpoint).parts or ("",)
+    cached = [part for part in parts if part.startswith("models--")]
+    return cached[-1].rpartition("--")[2] if cached else parts[-1]
+
+
 def renderer_config(settings: RendererSettings, *checkpoints: str) -> RendererConfig | None:
     """The renderer's typed configuration; None leaves the choice to Renderers (its chat-template fallback).
 

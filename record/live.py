@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import dropwhile
 from typing import Any
 
-from rolltape.record.client import DEFAULT_POOL, NAME_A_RENDERER, RendererSettings, RolloutClient
+from rolltape.record.client import DEFAULT_POOL, NAME_A_RENDERER, RendererSettings, RolloutClient, model_name
 from rolltape.record.config import load_config, load_environment, load_tasks, offered_tools
 from rolltape.record.episode import EpisodeRunner, GroupRun, StepPlace, Stop
 from rolltape.record.inprocess.harness import close_client
@@ -148,6 +148,8 @@ async def run_live(options: LiveOptions, *, progress: Progress | None = None) ->
         if (renderer := client.toolless) and (offer := await asyncio.to_thread(offered_tools, environment, tasks)):
             raise BadInput(f"{options.config}: {offer}, and {renderer} cannot render tools. {NAME_A_RENDERER}")
         await _expect_engine(transport)
+        if (told := _other_model(options.model, await transport.models())) is not None:
+            progress.note(told)
         recorder = await asyncio.to_thread(_recorder, options, environment, versions)
         stop = Stop()
         with _interruptible(stop, progress, str(options.run)):
@@ -398,6 +400,13 @@ async def _expect_engine(transport: SGLangTransport) -> None:
             f"No engine answers at {Secrets().text(transport.engine_url)} ({problem}); start one, or give its address "
             "with --engine."
         )
+
+
+def _other_model(model: str, served: Sequence[str]) -> str | None:
+    """What to say where the engine serves a model of another name than is recorded; where it lies does not matter."""
+    if not served or model_name(model).lower() in {model_name(name).lower() for name in served}:
+        return None
+    return f"The engine serves {served[0]}, but --model says {model}, and that is what is recorded."
 
 
 @contextlib.contextmanager

@@ -234,19 +234,28 @@ class SGLangTransport:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             return f"{type(error).__name__}: {error}"
 
+    async def models(self) -> list[str]:
+        """What the engine calls the model that it serves: its path, and the names it goes by. Empty where it tells nothing."""
+        paths = ("/get_model_info", _model_path), ("/v1/models", _model_ids)
+        return [name for path, read in paths for name in await self._told(path, read) or () if isinstance(name, str)]
+
     async def workers(self) -> list[str]:
         """Addresses of the engines behind a router (`/workers`, else `/list_workers`), or the engine's own address."""
         for path, read in (("/workers", _workers), ("/list_workers", _urls)):
-            with contextlib.suppress(
-                aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, AttributeError
-            ):
-                async with self._client().get(
-                    _at(self.engine_url, path), timeout=aiohttp.ClientTimeout(total=10)
-                ) as response:
-                    response.raise_for_status()
-                    if found := read(json.loads(await response.read())):
-                        return list(dict.fromkeys(clean_worker_url(url) for url in found))
+            if found := await self._told(path, read):
+                return list(dict.fromkeys(clean_worker_url(url) for url in found))
         return [self.engine_url]
+
+    async def _told(self, path: str, read: Callable[[Any], Answer]) -> Answer | None:
+        """What the engine says at `path`, as `read` takes it out of the JSON; None where it does not say that."""
+        unsaid = (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError, AttributeError)
+        with contextlib.suppress(*unsaid):
+            async with self._client().get(
+                _at(self.engine_url, path), timeout=aiohttp.ClientTimeout(total=10)
+            ) as response:
+                response.raise_for_status()
+                return read(json.loads(await response.read()))
+        return None
 
     async def abort_all(self) -> dict[str, str | None]:
         """Abort every request on every worker, also other clients'. Per address: None, or what went wrong."""
@@ -462,6 +471,14 @@ def _whole(value: object) -> int | None:
 
 def _real(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _model_path(payload: Any) -> list[Any]:
+    return [payload["model_path"]]
+
+
+def _model_ids(payload: Any) -> list[Any]:
+    return [model["id"] for model in payload["data"]]
 
 
 def _workers(payload: Any) -> list[str]:

@@ -24,7 +24,7 @@ from rolltape.record.cli import record, summary_text
 from rolltape.record.demo.policy import DemoPolicy
 from rolltape.record.engine import DemoEngine, Fault, Faults, write_tokenizer
 from rolltape.record.engine.faults import Switch
-from rolltape.record.live import LiveOptions, LiveSummary, cancelled_unsaid, run_live
+from rolltape.record.live import LiveOptions, LiveSummary, _other_model, cancelled_unsaid, run_live
 from rolltape.record.progress import Quiet, StepNews, TraceNews
 from rolltape.record.recorder import Recorder
 from rolltape.replay.convert import convert
@@ -280,6 +280,30 @@ def test_a_run_whose_last_step_was_cut_short_is_not_listed_as_complete(bench: Be
     [listed] = list_runs(bench.folder / "run").runs
     assert (listed.steps, listed.steps_asked, listed.state) == (2, 2, "unfinished")
     assert re.fullmatch(r"step 1 was cut short: [1-6] of 6 task groups ended\.", listed.why or "")
+
+
+@pytest.mark.parametrize(
+    ("model", "served", "told"),
+    [
+        ("Qwen/Qwen3-8B", ["Qwen/Qwen3-8B"], False),
+        ("Qwen/Qwen3-8B", ["/models/qwen3-8b/"], False),
+        ("/models/Qwen3-8B", ["/cache/models--Qwen--Qwen3-8B/snapshots/0123abcd"], False),
+        ("policy", ["/models/Qwen3-8B", "policy"], False),
+        ("Qwen/Qwen3-8B", [], False),
+        ("Qwen/Qwen3-8B", ["Qwen/Qwen3-0.6B"], True),
+    ],
+)
+def test_names_of_a_model_are_compared_without_where_it_lies(model: str, served: list[str], told: bool) -> None:
+    assert (_other_model(model, served) is not None) == told
+
+
+def test_an_engine_of_another_model_is_told_once(bench: Bench) -> None:
+    heard = Heard()
+    bench.run(heard=heard, groups=1, steps=2)
+    assert heard.notes == []
+    summary, _ = bench.run(heard=heard, model="Qwen/Qwen3-8B", groups=1, steps=2, run=bench.folder / "other")
+    assert heard.notes == ["The engine serves demo, but --model says Qwen/Qwen3-8B, and that is what is recorded."]
+    assert summary.exit_code == 0
 
 
 def test_a_folder_that_holds_a_run_is_refused_before_anything_is_loaded(

@@ -583,6 +583,19 @@ def test_workers_are_listed_the_older_way_where_the_newer_is_missing() -> None:
     run([answer()], use)
 
 
+def test_a_model_has_a_path_and_names_where_the_engine_tells_them() -> None:
+    async def use(transport: SGLangTransport, engine: Engine) -> None:
+        assert await transport.models() == []
+        engine.routes["/get_model_info"] = {"model_path": None}
+        engine.routes["/v1/models"] = {"data": [{"id": "policy"}, {"id": "adapter"}]}
+        assert await transport.models() == ["policy", "adapter"]
+        engine.routes["/get_model_info"] = {"model_path": "/models/m"}
+        engine.routes["/v1/models"] = {"data": None}
+        assert await transport.models() == ["/models/m"]
+
+    run([answer()], use)
+
+
 def test_a_worker_address_without_a_rank_stays_as_it_is() -> None:
     assert clean_worker_url("http://host:30000") == "http://host:30000"
     assert clean_worker_url("http://user@host:30000@12") == "http://user@host:30000"

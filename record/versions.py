@@ -8,9 +8,9 @@ import re
 import sys
 from dataclasses import dataclass
 
-from rolltape.schema.errors import MissingExtra, UnsupportedVersion
+from rolltape.schema.errors import MissingExtra, UnsupportedVersion, install
 
-INSTALL = "pip install 'rolltape[live]'"
+INSTALL = install("live")
 
 
 @dataclass(frozen=True)

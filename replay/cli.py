@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 from rolltape.replay.options import BranchPolicy
 from rolltape.replay.printing.console import err, out, print_json, progress, say_error, table
-from rolltape.schema.errors import MissingExtra, RolltapeError
+from rolltape.schema.errors import MissingExtra, RolltapeError, install
 from rolltape.schema.fields import RECORDS, ROW, SCHEMA_VERSION
 
 _ELSEWHERE = {
@@ -114,7 +114,7 @@ def unwrapped(text: str) -> str:
 
 
 def _missing(name: str, extra: str, needs: str) -> str:
-    return f"`rolltape {name}` needs the extra '{extra}' ({needs} is missing): pip install 'rolltape[{extra}]'."
+    return f"`rolltape {name}` needs the extra '{extra}' ({needs} is missing): {install(extra)}."
 
 
 def _stub(sentence: str) -> Any:

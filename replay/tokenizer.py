@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rolltape.schema.errors import BadInput, MissingExtra
+from rolltape.schema.errors import BadInput, MissingExtra, install
 from rolltape.schema.storage import AnyPath
 
 HELP = "Folder or hub id of the tokenizer"
@@ -54,7 +54,7 @@ def _of_hub(named: str, ask: bool) -> str:
         from huggingface_hub import constants
     except ImportError as error:
         raise MissingExtra(
-            f"There is no tokenizer folder {named}; hub ids need the extra 'live' (pip install 'rolltape[live]')."
+            f"There is no tokenizer folder {named}; hub ids need the extra 'live': {install('live')}."
         ) from error
     for name in FILES:
         if isinstance(file := hub.try_to_load_from_cache(named, name, cache_dir=constants.HF_HUB_CACHE), str):
@@ -91,7 +91,7 @@ def decoder(place: str) -> Callable[[int], str]:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise MissingExtra(
-            "--tokenizer needs the package tokenizers: install rolltape with the extra 'live' (pip install 'rolltape[live]')."
+            f"--tokenizer needs the package tokenizers, which is not installed: {install('live')}."
         ) from error
     file = file_of(place)
     try:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rolltape.schema.encoding import TIMINGS
-from rolltape.schema.errors import BadInput, MissingExtra
+from rolltape.schema.errors import BadInput, MissingExtra, install
 from rolltape.schema.jsontext import from_json, unpack_extra
 from rolltape.schema.layouts import LAYOUTS, V0_2_0, Layout
 from rolltape.schema.packing import restore_decimals
@@ -60,9 +60,7 @@ def to_trace(record: dict[str, Any]) -> Any:
     try:
         from verifiers.v1.trace import WireTrace
     except ImportError as error:
-        raise MissingExtra(
-            "a Verifiers Trace needs Verifiers: install rolltape with the extra 'live' (pip install 'rolltape[live]')."
-        ) from error
+        raise MissingExtra(f"a Verifiers Trace needs Verifiers, which is not installed: {install('live')}.") from error
     return WireTrace.model_validate(record)
 
 

@@ -19,6 +19,11 @@ class MissingExtra(RolltapeError, ImportError):
     """Something needs an optional dependency that is not installed."""
 
 
+def install(extra: str) -> str:
+    """How to install an extra, for the end of a sentence: from a checkout, or to a rolltape that is installed already."""
+    return f"pip install '.[{extra}]' in a checkout of rolltape, elsewhere pip install 'rolltape[{extra}]'"
+
+
 class RunNotFound(RolltapeError, FileNotFoundError):
     """A path holds no recorded run."""
 

@@ -40,7 +40,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from rolltape.schema.errors import BadInput, MissingExtra, Unreachable
+from rolltape.schema.errors import BadInput, MissingExtra, Unreachable, install
 
 STATE_VARIABLE = "ROLLTAPE_STATE"
 READERS = 16
@@ -349,7 +349,7 @@ def _of_fsspec(url: str) -> tuple[fs.FileSystem, str]:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise MissingExtra(
-            f"{url} needs fsspec, which is not installed: pip install 'rolltape[fsspec]'; s3://, gs:// and abfs:// do not."
+            f"{url} needs fsspec, which is not installed: {install('fsspec')}; s3://, gs:// and abfs:// do not."
         ) from error
     try:
         files, key = url_to_fs(url)

@@ -12,6 +12,7 @@ import typer
 
 from rolltape.record.engine.faults import Fault, Faults
 from rolltape.replay.tokenizer import HELP, file_of, located
+from rolltape.schema.errors import install
 
 if TYPE_CHECKING:
     from rolltape.record.engine.server import DemoEngine
@@ -42,7 +43,7 @@ def engine(
         from rolltape.record.engine import tokenizer as made
         from rolltape.record.engine.server import DemoEngine
     except ImportError as error:
-        typer.echo(f"The engine needs {error.name}, which is not installed: pip install 'rolltape[live]'.", err=True)
+        typer.echo(f"The engine needs {error.name}, which is not installed: {install('live')}.", err=True)
         raise typer.Exit(2) from error
 
     folder = None if tokenizer is None else Path(file_of(located(tokenizer))).parent

@@ -18,7 +18,7 @@ import typer
 from rolltape.replay.printing.console import err, out, print_json, table
 from rolltape.replay.printing.words import size
 from rolltape.replay.run import open_run
-from rolltape.schema.errors import BadInput, MissingExtra, RunConflict, RunNotFound
+from rolltape.schema.errors import BadInput, MissingExtra, RunConflict, RunNotFound, install
 from rolltape.schema.storage import is_url
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def notebook_command(
     if missing:
         raise MissingExtra(
             f"`rolltape notebook` needs the extra 'notebooks' ({' and '.join(missing)} missing): "
-            "pip install 'rolltape[notebooks]'."
+            f"{install('notebooks')}."
         )
     runs = runs or _demo_runs(notebook.runs)
     if page is not None:

@@ -24,7 +24,7 @@ from rolltape.replay.run import Run
 from rolltape.replay.sample import Sample
 from rolltape.replay.whole import check_targets, whole_file
 from rolltape.schema.commits import Commit
-from rolltape.schema.errors import BadInput, MissingExtra
+from rolltape.schema.errors import BadInput, MissingExtra, install
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _torch() -> Any:
         import torch
     except ImportError as error:
         raise MissingExtra(
-            "a .pt file needs torch, which is not installed: pip install 'rolltape[torch]', or write .jsonl or .parquet."
+            f"a .pt file needs torch, which is not installed: {install('torch')}; or write .jsonl or .parquet."
         ) from error
     return torch
 

@@ -18,6 +18,7 @@ from replay_build import TRACES, put_run, put_step, turn
 
 from rolltape.replay import cli
 from rolltape.schema import RECORDS, ROW
+from rolltape.schema.errors import install
 from rolltape.schema.paths import Part, RunPaths
 
 Run = Callable[..., tuple[int, str, str]]
@@ -283,6 +284,13 @@ def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
     context = typer.Context(command)
     loaded = command.get_command(context, name).help
     assert inspect.cleandoc(loaded) == cli._summary(name)
+
+
+def test_how_to_install_an_extra_is_said_in_one_place_and_fits_a_checkout_too() -> None:
+    root = Path(__file__).parents[2]
+    sources = [path for part in ("schema", "record", "replay", "notebooks") for path in (root / part).rglob("*.py")]
+    assert [p.name for p in sources if "pip install" in p.read_text(encoding="utf-8")] == ["errors.py"]
+    assert "pip install '.[torch]' in a checkout" in install("torch")
 
 
 def test_the_list_of_commands_says_what_is_not_installed() -> None:

@@ -29,7 +29,7 @@ from rolltape.record.progress import Quiet, StepNews, TraceNews
 from rolltape.record.recorder import Recorder
 from rolltape.replay.convert import convert
 from rolltape.replay.digest import digest
-from rolltape.replay.listing import list_runs
+from rolltape.replay.listing.runs import list_runs
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.run import Run, open_run

@@ -173,7 +173,10 @@ def record(
     Exit code: 0 recorded as asked; 1 ended early, nothing could be emitted, or a trace was not recorded; 2 refused
     before any episode; 130 interrupted; 143 terminated.
 
-    Example: rolltape record env.toml --run runs/one --engine http://127.0.0.1:30000 --model Qwen/Qwen3-0.6B --steps 3
+    For example:
+
+        rolltape record env.toml --run runs/one --steps 3 \\
+            --engine http://127.0.0.1:30000 --model Qwen/Qwen3-0.6B
     """
     given = dict(locals())
     renamed = {

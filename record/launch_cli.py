@@ -104,7 +104,9 @@ def launch_command(
 
     Exit code: 0 trained, or printed; 2 refused.
 
-    Example: rolltape launch --taskset code-golf-v1 --run runs/golf --dry-run
+    For example:
+
+        rolltape launch --taskset code-golf-v1 --run runs/golf --dry-run
     """
     given = dict(locals())
     try:

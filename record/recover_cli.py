@@ -25,6 +25,10 @@ def recover(
     not committed elsewhere. Safe to call at any time, and again. Of a run in an object store, the journals of this machine
     are settled: call it where the run was recorded.
 
+    For example:
+
+        rolltape recover runs/first
+
     Exit code: 0 settled, or nothing to settle; 1 something could not be read or settled and is named; 2 refused.
     """
     from rolltape.record.recover import recover as settle

@@ -56,7 +56,9 @@ def rescore(
 
     Exit code: 0 scored; 1 some traces could not be scored; 2 refused, or stopped by --strict.
 
-    Example: rolltape rescore runs/first --config env.toml --out runs/first-stricter
+    For example:
+
+        rolltape rescore runs/first --config env.toml --out runs/stricter
     """
     from rolltape.record.rescore_plan import RescoreOptions, look_first
     from rolltape.record.versions import check_live

@@ -193,7 +193,13 @@ def schema(
     as_json: JsonOption = False,
     arrow: Annotated[bool, typer.Option("--arrow", help="Print the Arrow schemas.")] = False,
 ) -> None:
-    """Print the file format: the four records, their columns, types, units and sources."""
+    """Print the file format: the four records, their columns, types, units and sources.
+
+    For example:
+
+        rolltape schema trace
+        rolltape schema --json
+    """
     chosen = [r for r in RECORDS if record in (None, r.name)]
     if as_json:
         print_json(
@@ -241,7 +247,8 @@ def convert_command(
     --branch-policy siblings each of its branches becomes a Sample.
 
         rolltape convert runs/first --out 'samples/{rollout_id}.jsonl'
-        rolltape convert runs/imported --branch-policy siblings --out 'samples/{rollout_id}.pt'
+        rolltape convert runs/imported --branch-policy siblings \\
+            --out 'samples/{rollout_id}.pt'
 
     Exit code: 0 written, 2 refused.
     """

@@ -37,7 +37,14 @@ def engine(
     latency: Annotated[float, typer.Option(min=0, help="Seconds that the latency fault waits.")] = 0.05,
     jitter: Annotated[float, typer.Option(min=0, help="Up to so many seconds are added to the latency.")] = 0.0,
 ) -> None:
-    """Start a small engine that speaks SGLang's /generate and knows the demo's tasks, until Ctrl-C."""
+    """Start a small engine that speaks SGLang's /generate and knows the demo's tasks, until Ctrl-C.
+
+    It samples ids from a known distribution and tells their true log-probs; with --fault it fails as real ones do.
+    For example:
+
+        rolltape engine
+        rolltape engine --port 0 --fault http_503=0.1 --fault latency=0.5
+    """
     try:
         from rolltape.record.demo.policy import DemoPolicy
         from rolltape.record.engine import tokenizer as made

@@ -26,11 +26,14 @@ def annotate_command(
 ) -> None:
     """Add columns to recorded traces: log-probs of the trainer, advantages, labels. The recording is not touched.
 
+    For example:
+
         rolltape annotate demo-run labels labels.csv
         rolltape annotate demo-run trainer logprobs.parquet
         rolltape annotate demo-run --list
         rolltape sql demo-run "SELECT label, avg(reward) FROM traces
-            JOIN annotation_labels USING (run, trace_id) WHERE ended GROUP BY label"
+            JOIN annotation_labels USING (run, trace_id)
+            WHERE ended GROUP BY label"
 
     The file's column trace_id, alone or with node or position (of a token in
     its trace, from 0), says what a row is about; every other column is added.

@@ -41,7 +41,9 @@ def import_command(
 ) -> None:
     """Bring traces that Verifiers wrote into a run: those of 0.2.0 to 0.4.0, without Verifiers.
 
-    rolltape import outputs/my-env--my-model/1f3a traces.jsonl.zst --run runs/imported
+    For example:
+
+        rolltape import outputs/my-env/1f3a traces.jsonl.zst --run runs/imported
 
     [bold]--group-by[/bold] says which traces are one group: those of the group of an [bold]episode[/bold],
     of the task in one [bold]run[/bold], of the [bold]task[/bold] whatever the run. [bold]auto[/bold] asks for

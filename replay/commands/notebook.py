@@ -54,8 +54,10 @@ def notebook_command(
 ) -> None:
     """Open a notebook on a run; without a word, list them.
 
-        rolltape notebook                             the list
-        rolltape notebook reward demo-run             in the browser
+    For example:
+
+        rolltape notebook                             # the list
+        rolltape notebook reward demo-run             # in the browser
         rolltape notebook compare runs/a runs/b
         rolltape notebook drift runs/first --html drift.html
         rolltape notebook groups runs/first --out mine.py

@@ -50,10 +50,10 @@ def prune_command(
     The attempt that is being recorded is left alone. Of a run in an object store only the writers
     of this machine are known: prune it where it is recorded, or when nobody does.
 
-        rolltape prune runs/first                                  # what each option would free
+        rolltape prune runs/first                    # what options would free
         rolltape prune runs/first --superseded --replaced --yes
-        rolltape prune runs/first --tokens --before 400            # token columns of steps 0 to 399
-        rolltape prune runs/first --before 400 --yes               # all but the scores of steps 0 to 399
+        rolltape prune runs/first --tokens --before 400 --yes
+        rolltape prune runs/first --before 400 --yes      # all but the scores
 
     Exit code: 0 done, or said what would be done; 1 something could not be removed and is named; 2 refused.
     """

@@ -87,7 +87,7 @@ def show_command(
         rolltape show demo-run
         rolltape show demo-run da3f --logprobs --tokenizer Qwen/Qwen3-8B
         rolltape show demo-run --outcome dropped
-        rolltape show demo-run --task walk-2 --where 'reward < 1' --sort reward --limit 5
+        rolltape show demo-run --where 'reward < 1' --sort reward --limit 5
 
     Exit code: 0 shown, 2 no such trace, not readable or bad usage.
     """

@@ -67,8 +67,12 @@ def sql_command(
 ) -> None:
     """Ask recorded runs a question in SQL (DuckDB's).
 
-        rolltape sql demo-run "SELECT step, name, avg(value) FROM rewards WHERE ended GROUP BY ALL"
-        rolltape sql runs/a runs/b "SELECT run, avg(reward) FROM traces WHERE ended GROUP BY run"
+    For example:
+
+        rolltape sql demo-run "SELECT step, name, avg(value) FROM rewards
+            WHERE ended GROUP BY ALL"
+        rolltape sql runs/a runs/b "SELECT run, avg(reward) FROM traces
+            WHERE ended GROUP BY run"
         rolltape sql demo-run -f question.sql --out answer.parquet
         rolltape sql --schema
         rolltape sql --schema rewards

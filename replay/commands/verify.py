@@ -96,7 +96,11 @@ def verify_command(
         \[group_reward_sum]
         fastest = 0.5
 
-    Example: rolltape verify runs/first --retokenize --tokenizer Qwen/Qwen3-8B --logprobs http://127.0.0.1:30000
+    For example:
+
+        rolltape verify runs/first --expect expect.toml
+        rolltape verify runs/first --retokenize --tokenizer Qwen/Qwen3-8B \\
+            --logprobs http://127.0.0.1:30000
     """
     from rolltape.replay.run import open_run
     from rolltape.replay.verification.expect import load_expectations

@@ -208,6 +208,22 @@ def test_lines_of_help_are_broken_by_the_terminal_and_not_by_the_source() -> Non
     assert cli.unwrapped(kept) == kept
 
 
+@pytest.mark.parametrize("command", cli._ORDER)
+def test_examples_of_help_stay_whole_on_a_narrow_terminal(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that they can be pasted."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["rolltape", command, "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    found = typer.main.get_command(cli.app).get_command(None, command)  # type: ignore[attr-defined]
+    examples = [line.strip().replace("\\[", "[") for line in found.help.splitlines() if line.startswith("    ")]
+    assert any(line.startswith("rolltape ") for line in examples)
+    assert [line for line in examples if line not in shown] == []
+
+
 def test_help_lists_the_commands_of_both_sides(rolltape: Run) -> None:
     code, out, _ = rolltape("--help")
     assert code == 0

@@ -74,6 +74,15 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+ENTRIES = frozenset(
+    (
+        *("run.json", "attempts", "traces", "commits", "journal"),
+        *("annotations", "expected", "rescored", "discarded"),
+    )
+)
+"""What the folder of a run holds: what was recorded, and what was added to it."""
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """The paths of the run at `root`, a folder or a place in an object store."""

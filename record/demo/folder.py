@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rolltape.record.engine.tokenizer import write_tokenizer
 from rolltape.schema.errors import BadInput, RunConflict
+from rolltape.schema.paths import ENTRIES
 from rolltape.schema.storage import AnyPath, StorePath
 
 TASKSET = "rolltape.record.demo"
@@ -24,9 +25,6 @@ ENVIRONMENT = """{mark} The demo's environment, for `rolltape record`.
 id = "{taskset}"
 seed = {seed}
 """
-
-RUN_ENTRIES = frozenset({"run.json", "attempts", "traces", "commits", "journal", "annotations"})
-"""What a run's folder may hold. Anything else is somebody else's, and the folder stays."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class DemoFolder:
         """What speaks against the folder being a demo run and nothing else; None if nothing does."""
         if run.is_symlink():
             return "it is a link"
-        others = sorted(entry.name for entry in run.iterdir() if entry.name not in RUN_ENTRIES)
+        others = sorted(entry.name for entry in run.iterdir() if entry.name not in ENTRIES)
         if others:
             return f"it holds {others[0]}"
         try:

@@ -8,6 +8,9 @@ import pytest
 
 from rolltape.record.demo.folder import DemoFolder
 from rolltape.schema.errors import BadInput, RunConflict
+from rolltape.schema.paths import Part, RunPaths
+
+PART = Part("train", 0, 0, "main")
 
 
 def recorded(run: Path, taskset: str = "rolltape.record.demo") -> DemoFolder:
@@ -40,6 +43,19 @@ def test_an_earlier_demo_run_is_replaced_only_when_asked(tmp_path: Path) -> None
     with pytest.raises(RunConflict, match="--overwrite"):
         folder.prepare(seed=0, overwrite=False)
     assert (folder.run / "traces" / "old").exists()
+    folder.prepare(seed=0, overwrite=True)
+    assert not folder.run.exists()
+
+
+def test_a_demo_run_to_which_something_was_added_is_still_one(tmp_path: Path) -> None:
+    """Approved Samples and annotations, as the README's commands add them."""
+    folder = recorded(tmp_path / "run")
+    paths = RunPaths(folder.run)
+    for added in (paths.expected(PART), paths.annotations / "labels" / "a.parquet", paths.rescored(PART)):
+        added.parent.mkdir(parents=True)
+        added.touch()
+    with pytest.raises(RunConflict, match="--overwrite"):
+        folder.prepare(seed=0, overwrite=False)
     folder.prepare(seed=0, overwrite=True)
     assert not folder.run.exists()
 

@@ -44,9 +44,12 @@ def enter(paths: RunPaths, identity: Mapping[str, str | None], resume: bool) -> 
     other = {k: (old, new) for k, (old, new) in both.items() if not _same(old, new)}
     if other:
         told = "; ".join(f"{k} {old!r} then, {new!r} now" for k, (old, new) in other.items())
+        moved = (
+            "" if not any(os.path.isdir(new) for _, new in other.values()) else " (where a folder was moved: by a link)"
+        )
         raise RunConflict(
             f"{paths.root} holds a run of something else ({told}); two runs are not mixed in one folder. Choose a new folder, "
-            "or go on with what the run was begun with."
+            f"or go on with what the run was begun with{moved}."
         )
     return run.run_id
 

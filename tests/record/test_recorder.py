@@ -384,6 +384,17 @@ def test_a_folder_is_the_same_tokenizer_however_it_is_named(tmp_path: Path, monk
             Recorder.open("run", model="m", tokenizer=other, taskset="t", resume=True)
 
 
+def test_a_tokenizer_that_was_moved_is_the_same_behind_a_link(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    Recorder.open(tmp_path / "run", tokenizer=str(old)).close()
+    old.rename(new)
+    with pytest.raises(RunConflict, match=r"where a folder was moved: by a link"):
+        Recorder.open(tmp_path / "run", tokenizer=str(new), resume=True)
+    old.symlink_to(new)
+    Recorder.open(tmp_path / "run", tokenizer=str(new), resume=True).close()
+
+
 @pytest.mark.parametrize("name", ["model", "tokenizer", "taskset"])
 def test_two_different_runs_are_not_mixed_in_one_folder(tmp_path: Path, name: str) -> None:
     identity = {"model": "m", "tokenizer": "t", "taskset": "x"}

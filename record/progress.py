@@ -61,7 +61,7 @@ class StepNews:
 
 @dataclass
 class Tally:
-    """Running sums of a step."""
+    """Running sums of a step. The reward so far is without that of groups, which are scored when they end."""
 
     traces: int = 0
     tokens: int = 0
@@ -93,7 +93,8 @@ class Tally:
         reward = "–" if self.reward is None else f"{self.reward:.3f}"
         retries = f", {self.retries} retried" if self.retries else ""
         late = f", {self.not_durable} not durable" if self.not_durable else ""
-        return f"{self.tokens / self.seconds:,.0f} tokens/s, reward {reward}, {counted(self.errors, 'error')}{retries}{late}"
+        rate, errors = self.tokens / self.seconds, counted(self.errors, "error")
+        return f"{rate:,.0f} tokens/s, reward so far {reward}, {errors}{retries}{late}"
 
 
 class Progress(Protocol):

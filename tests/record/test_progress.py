@@ -38,7 +38,7 @@ def test_tries_that_are_run_again_count_as_retries_and_not_as_traces() -> None:
     for each in (news(reward=None, error="E: x", retried=True), news(), news(reward=0.0)):
         tally.add(each)
     assert (tally.traces, tally.tokens, tally.errors, tally.retries, tally.reward) == (2, 30, 1, 1, 0.5)
-    assert "reward 0.500, 1 error, 1 retried" in str(tally)
+    assert "reward so far 0.500, 1 error, 1 retried" in str(tally)
 
 
 def test_lines_go_to_a_log_and_hold_no_markup() -> None:

@@ -386,7 +386,7 @@ def loop_stall(repeats: int, callbacks: bool) -> dict[str, Any]:
 def concurrency(episodes_: int, callbacks: bool) -> dict[str, Any]:
     """Episodes of 8 turns and about 8,000 tokens, all at once."""
     watch = Watch()
-    with engine(1000) as url:
+    with engine(1190) as url:
         options = {"rollouts": 8, "groups": episodes_ // 8, "concurrency": episodes_, "max_response": 2048, "steps": 1}
         summary, clock = asyncio.run(episodes(url, turns=8, watch=watch, callbacks=callbacks, **options))
     assert summary.counts["emitted"] == episodes_, (summary.counts, summary.reasons)

@@ -34,9 +34,10 @@ from rolltape.replay.checks.findings import Finding
 from rolltape.replay.checks.groups import Member, Shared, check_group, members, needed_size, repeated
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.sample import Sample, Status
-from rolltape.replay.view import View, views
+from rolltape.replay.view import COLUMNS, View, views
 from rolltape.schema.errors import CheckFailed
 from rolltape.schema.records import Group
+from rolltape.schema.table import needs
 
 Arrays = tuple[npt.NDArray[np.int32], npt.NDArray[np.int8], npt.NDArray[np.float32]]
 """Token ids, loss mask and log-probs of one Sample."""
@@ -66,8 +67,9 @@ def convert(
     `traces`: rows of the trace record (at least `view.COLUMNS`), in any order and chunking. `groups`: the records of the
     groups wanted, in order. A group without a recorded first sample index is numbered on from `start` or the group before
     it. A trace that fails costs its group; nothing else stops. Raises CheckFailed where `options.strict` is set and a
-    check fails.
+    check fails, BadInput where `traces` lacks columns.
     """
+    needs(traces, COLUMNS, "convert")
     options = options or ConvertOptions()
     wanted = {t for g in groups for t in g.trace_ids}
     rows: dict[str, _Row] = {}
@@ -103,8 +105,10 @@ def convert_alone(
     """Samples of each trace for itself, by trace id, and the findings: for evaluations, and for a look at one trace.
 
     No group can cost a trace here, and no number is given. A trace that ended in an error becomes samples of status
-    `failed` where it has something sampled. What fails a check, or has nothing to train, is left out.
+    `failed` where it has something sampled. What fails a check, or has nothing to train, is left out. Raises BadInput where
+    `traces` lacks columns.
     """
+    needs(traces, COLUMNS, "convert_alone")
     options = options or ConvertOptions()
     made: dict[str, list[Sample]] = {}
     findings = repeated(traces)

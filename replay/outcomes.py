@@ -19,7 +19,7 @@ from rolltape.replay.convert import Conversion, SampleGroup, flatten
 from rolltape.replay.sample import Sample
 from rolltape.schema.errors import BadInput
 from rolltape.schema.records import Outcome, Step
-from rolltape.schema.table import reward_of
+from rolltape.schema.table import needs, reward_of
 
 
 def outcomes_of(conversion: Conversion, emitted: str = "emitted") -> list[Outcome]:
@@ -30,8 +30,9 @@ def outcomes_of(conversion: Conversion, emitted: str = "emitted") -> list[Outcom
 
 
 def read_outcomes(table: pa.Table) -> list[Outcome]:
-    """The outcomes that the rows of `table` carry."""
+    """The outcomes that the rows of `table` carry. Raises BadInput where it lacks their columns."""
     names = ("trace_id", "disposition", "reason", "handed_reward", "remove_sample", "recomputed_logprobs")
+    needs(table, names, "read_outcomes")
     return [
         Outcome(
             trace_id=row["trace_id"],

@@ -10,9 +10,12 @@ import pyarrow as pa
 
 from rolltape.schema.encoding import TIMINGS
 from rolltape.schema.errors import BadInput, MissingExtra, install
+from rolltape.schema.fields import TRACE
 from rolltape.schema.jsontext import from_json, unpack_extra
 from rolltape.schema.layouts import LAYOUTS, V0_2_0, Layout
 from rolltape.schema.packing import restore_decimals
+from rolltape.schema.releases import version_of
+from rolltape.schema.table import needs
 
 _JSON = ("runtime", "info", "extra_usage", "agent", "tools", "calls")
 _USAGE = {
@@ -29,8 +32,9 @@ def decode(table: pa.Table) -> list[dict[str, Any]]:
     """The records that `table` was encoded from: equal to them bit for bit, key order included (NaN equal to NaN).
 
     `table` holds the columns of the trace record. Raw arrays (routed experts, image data) come back as Verifiers' wire
-    form, a dict with dtype, shape and bytes. Raises BadInput where columns were pruned.
+    form, a dict with dtype, shape and bytes. Raises BadInput where columns are missing, or were pruned.
     """
+    needs(table, TRACE.by_name, "decode")
     _refuse_pruned(table)
     heavy = {name: _flat(table.column(name)) for name in _TOKENS}
     light = table.drop_columns(list(_TOKENS)).to_pylist(maps_as_pydicts="strict")
@@ -55,13 +59,41 @@ def _refuse_pruned(table: pa.Table) -> None:
 def to_trace(record: dict[str, Any]) -> Any:
     """A decoded record as a Verifiers Trace (`WireTrace`), where Verifiers is installed.
 
-    Raises MissingExtra where it is not.
+    Raises MissingExtra where it is not, BadInput where the installed release does not take the record, as one of another
+    release may be.
     """
+    if not isinstance(record, dict):
+        raise BadInput(
+            f"to_trace was given a {type(record).__qualname__}: expected one record; decode gives a list of them."
+        )
     try:
         from verifiers.v1.trace import WireTrace
     except ImportError as error:
         raise MissingExtra(f"a Verifiers Trace needs Verifiers, which is not installed: {install('live')}.") from error
-    return WireTrace.model_validate(record)
+    try:
+        return WireTrace.model_validate(record)
+    except ValueError as error:  # pydantic's, of as many lines as there are fields that differ
+        raise BadInput(_not_taken(record, error)) from error
+
+
+def _not_taken(record: dict[str, Any], error: ValueError) -> str:
+    """Why the installed Verifiers makes no Trace of a record: it is of another release, or is none."""
+    from verifiers import __version__ as installed
+
+    first = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
+    where = f"{'.'.join(map(str, first['loc'])) or 'the record'}: {first['msg']}"
+    written = version_of(record)
+    head = f"record {record.get('id')} is no Trace of the installed Verifiers {installed} ({where})"
+    if written == installed:
+        return f"{head}, though it says that this release wrote it; was it changed since?"
+    if written is None:
+        return (
+            f"{head}, and names no release, as none before 0.2.1 does: expected a record of a trace that decode gave."
+        )
+    return (
+        f"{head}, for Verifiers {written} wrote it; install verifiers=={written} to make a Trace of it, or use the record as "
+        "it is."
+    )
 
 
 def _flat(column: pa.ChunkedArray) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

@@ -30,10 +30,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolltape.schema.errors import BadInput, Damaged, Unreachable
-from rolltape.schema.fields import ROW, SCHEMA_VERSION, Field, check_version
+from rolltape.schema.fields import ROW, SCHEMA_VERSION, TRACE, Field, check_version
 from rolltape.schema.scores import PACKED, pack_scores
 from rolltape.schema.storage import AnyPath, StorePath, is_silence
-from rolltape.schema.table import with_outcomes
+from rolltape.schema.table import needs, with_outcomes
 
 ROW_GROUP_BYTES = 128 << 20
 """Upper bound of one row group in memory."""
@@ -224,13 +224,15 @@ def sync_folder(path: Path) -> None:
 
 
 def write_parquet(
-    path: str | AnyPath, tables: Iterable[pa.Table], metadata: Mapping[str, str] | None = None
+    path: str | AnyPath, tables: pa.Table | Iterable[pa.Table], metadata: Mapping[str, str] | None = None
 ) -> Written:
-    """Write `tables` as one file, a row group each unless it is larger than ROW_GROUP_BYTES.
+    """Write `tables`, or a single one, as one file, a row group each unless it is larger than ROW_GROUP_BYTES.
 
     `tables` hold rows (see `with_outcomes`) or traces alone (see `encode`), whose outcomes are then null. Nothing appears at
-    `path` before everything is written and synced. Returns rows, bytes, sha256 and scores.
+    `path` before everything is written and synced. Returns rows, bytes, sha256 and scores. Raises BadInput for tables of other
+    columns.
     """
+    tables = (tables,) if isinstance(tables, pa.Table) else tables
     if isinstance(path, StorePath):
         with path.staged() as file:
             written = write_parquet(file, tables, metadata)
@@ -241,9 +243,8 @@ def write_parquet(
     try:
         with pq.ParquetWriter(sink, _STORED.with_metadata(file_metadata(metadata)), **_options()) as writer:
             for table in tables:
-                for batch in _bounded(table if "disposition" in table.column_names else with_outcomes(table, [])):
-                    fits = batch.schema.equals(_PLAIN)  # a cast, even to the same types, costs 10 us a column
-                    rows = _with_lists(batch if fits else batch.cast(_PLAIN), nulls=False)
+                for batch in _bounded(_rows(table)):
+                    rows = _with_lists(batch, nulls=False)
                     writer.write_table(rows, row_group_size=max(1, rows.num_rows))
                     scores.append(batch.select(PACKED))
         sha256 = sink.publish()
@@ -251,6 +252,29 @@ def write_parquet(
         sink.discard()
         raise
     return Written(sum(t.num_rows for t in scores), sink.bytes, sha256, pack_scores(scores))
+
+
+def _rows(table: pa.Table) -> pa.Table:
+    """`table` as rows of the columns of a file, in their order. Raises BadInput where it holds others, or of other types."""
+    if isinstance(table, pa.Table) and table.schema.equals(
+        _PLAIN
+    ):  # a cast, even to the same types, costs 10 us a column
+        return table
+    needs(table, TRACE.by_name, "write_parquet")
+    if unknown := [name for name in table.column_names if name not in ROW.by_name]:
+        raise BadInput(
+            f"write_parquet was given a table with the column {unknown[0]}, which no row has; drop it, or keep columns of your "
+            "own beside the run with `rolltape annotate`."
+        )
+    try:
+        if "disposition" not in table.column_names:
+            table = with_outcomes(table, [])
+        needs(table, ROW.by_name, "write_parquet")
+        return table.select(_PLAIN.names).cast(_PLAIN)
+    except pa.ArrowException as error:
+        raise BadInput(
+            f"write_parquet was given a table whose columns have other types than rows ({error}); `rolltape schema` lists them."
+        ) from error
 
 
 def file_metadata(more: Mapping[str, str] | None = None) -> dict[str, str]:

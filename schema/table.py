@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from rolltape.schema import jsontext
 from rolltape.schema.encoding import Row, row_of
+from rolltape.schema.errors import BadInput
 from rolltape.schema.fields import ROW, TRACE, Field, Record
 from rolltape.schema.records import Context, Outcome
 
@@ -34,10 +35,59 @@ def encode(traces: Iterable[Any], contexts: Iterable[Context] | None = None) -> 
     The whole table is one chunk; bound its size by the traces you hand in.
     Raises BadInput where something is no trace, or the two differ in length.
     """
+    if isinstance(traces, Mapping) or hasattr(traces, "model_dump") or not isinstance(traces, Iterable):
+        raise BadInput(
+            f"traces is a single {type(traces).__qualname__}: expected a list of traces; give one in a list."
+        )
     with uncollected():
         if contexts is None:
             return rows_to_table([row_of(t) for t in traces])
-        return rows_to_table([row_of(t, c) for t, c in zip(traces, contexts, strict=True)])
+        return rows_to_table([row_of(t, c) for t, c in _paired(traces, contexts)])
+
+
+def _paired(traces: Iterable[Any], contexts: Iterable[Context]) -> Iterator[tuple[Any, Context]]:
+    """Each trace with its context. Raises BadInput where there is not one for each."""
+    if not isinstance(contexts, Iterable):
+        raise BadInput(
+            f"contexts is a single {type(contexts).__qualname__}: expected one Context for each trace; give a list of them, "
+            "[context] for one trace, or leave contexts out."
+        )
+    for number, (trace, context) in enumerate(zip_longest(traces, contexts, fillvalue=_END)):
+        if trace is _END or context is _END:
+            more, fewer = ("contexts", "traces") if trace is _END else ("traces", "contexts")
+            raise BadInput(
+                f"there are more {more} than {fewer} ({number}): expected one Context for each trace; give as many, or leave "
+                "contexts out."
+            )
+        if not isinstance(context, Context):
+            raise BadInput(
+                f"contexts[{number}] is a {type(context).__qualname__}: expected a rolltape.schema.Context; give one for each "
+                "trace, or leave contexts out."
+            )
+        yield trace, context
+
+
+_END = object()
+"""Stands where the shorter of two has ended."""
+
+
+def needs(table: pa.Table, names: Iterable[str], taker: str) -> None:
+    """Raise BadInput where `table`, which `taker` was given, is no Table or lacks columns of these `names`."""
+    if not isinstance(table, pa.Table):
+        raise BadInput(
+            f"{taker} was given a {type(table).__qualname__}: expected a pyarrow Table of traces; make one of records with "
+            "encode, or read one with read_parquet or Run.table."
+        )
+    found = set(table.column_names)
+    if missing := [name for name in names if name not in found]:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        makers = (
+            "encode, read_parquet or Run.table" if TRACE.by_name.keys() >= set(missing) else "read_parquet or Run.table"
+        )
+        raise BadInput(
+            f"{taker} was given a table without the column{'s' * (len(missing) > 1)} {', '.join(missing[:3])}{more}: expected "
+            f"rows of traces; take them from {makers}, with these columns."
+        )
 
 
 @contextmanager
@@ -62,7 +112,11 @@ def rows_to_table(rows: Sequence[Row]) -> pa.Table:
 
 
 def with_outcomes(table: pa.Table, outcomes: Iterable[Outcome]) -> pa.Table:
-    """`table` with the outcome columns appended: null for a trace that has none."""
+    """`table` with the outcome columns appended: null for a trace that has none.
+
+    Raises BadInput where `table` lacks columns of the trace record.
+    """
+    needs(table, TRACE.by_name, "with_outcomes")
     by_id = {o.trace_id: o for o in outcomes}
     found = [by_id.get(t) for t in table.column("trace_id").to_pylist()]
     columns = {
@@ -73,7 +127,7 @@ def with_outcomes(table: pa.Table, outcomes: Iterable[Outcome]) -> pa.Table:
         "recomputed_logprobs": [None if o is None else o.logprobs for o in found],
     }
     arrays = [pa.array(columns[name], ROW.by_name[name].arrow_type) for name in columns]
-    return pa.Table.from_arrays([*table.columns, *arrays], schema=ROW.arrow)
+    return pa.Table.from_arrays([*table.select(list(TRACE.by_name)).columns, *arrays], schema=ROW.arrow)
 
 
 def _json(reward: Any) -> str:

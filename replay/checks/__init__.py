@@ -16,8 +16,9 @@ from rolltape.replay.checks.nodes import NODE_CHECKS
 from rolltape.replay.checks.traces import TRACE_CHECKS
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.printing.words import counted
-from rolltape.replay.view import View, views
+from rolltape.replay.view import COLUMNS, View, views
 from rolltape.schema.records import Group
+from rolltape.schema.table import needs
 
 
 def check(
@@ -25,8 +26,10 @@ def check(
 ) -> list[Finding]:
     """Everything wrong with the rows of `table`, and with `groups` where they are given.
 
-    `table` holds at least the columns of `view.COLUMNS`. Findings come in row order, those of groups last.
+    `table` holds at least the columns of `view.COLUMNS`; raises BadInput where it does not. Findings come in row order, those
+    of groups last.
     """
+    needs(table, COLUMNS, "check")
     options = options or ConvertOptions()
     findings = [f for view in views(table) for f in check_view(view, options)]
     findings += rounded(table)

@@ -71,6 +71,11 @@ def write_samples(
     recalled = _evaluation_steps(run, steps) if evaluations else {}
     names = [str(step) for step in found] + [f"eval_{step}" for step in recalled]
     write = _writer(pattern)
+    if not names and steps is None and not evaluations and _evaluation_steps(run, None):
+        raise BadInput(
+            "the run holds evaluations only, and no step of training to convert; add --eval (write_samples: evaluations=True) "
+            "to convert those."
+        )
     paths = _paths(run, pattern, names, overwrite)
     result = []
     for step in found:

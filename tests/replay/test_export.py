@@ -165,3 +165,20 @@ def test_samples_are_those_of_convert(run: Path, tmp_path: Path, rolltape: Call)
     assert printed.splitlines()[0] == f"{tmp_path / 'x-0.jsonl'}: 2 samples"
     for name in ("0", "1", "eval_1"):
         assert (tmp_path / f"x-{name}.jsonl").read_bytes() == (tmp_path / f"c-{name}.jsonl").read_bytes()
+
+
+def test_a_run_of_evaluations_only_says_how_they_are_converted(tmp_path: Path, rolltape: Call) -> None:
+    root = put_run(tmp_path / "evaluated")
+    put_step(root, 0, [turn(id="e")], split="eval", fates={"e": "eval"})
+    out = tmp_path / "x-{rollout_id}.jsonl"
+    for command in (("convert", root), ("export", root, "--format", "samples")):
+        code, _, said = rolltape(*command, "--out", out)
+        assert code == 2
+        assert "the run holds evaluations only, and no step of training to convert; add --eval" in said
+    assert rolltape("convert", root, "--out", out, "--eval")[0] == 0
+    assert (tmp_path / "x-eval_0.jsonl").exists()
+
+
+def test_a_run_of_no_step_at_all_is_not_said_to_hold_evaluations(tmp_path: Path, rolltape: Call) -> None:
+    _, _, said = rolltape("convert", put_run(tmp_path / "empty"), "--out", tmp_path / "x-{rollout_id}.jsonl")
+    assert "the run holds no step to convert; record one first" in said

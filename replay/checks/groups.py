@@ -141,8 +141,8 @@ def _sums(group: Group, present: Sequence[Member]) -> Iterator[Finding]:
             yield _finding(
                 group,
                 "group_reward_sum",
-                f"reward {name!r} adds up to {found and found.sum} over {found.count if found else 0} scored traces, but "
-                f"the live traces gave {then and then.sum} over {then.count if then else 0}",
+                f"reward {name!r} {_adds(found.sum if found else None, found.count if found else 0)}, but of the live traces "
+                f"it {_added(then.sum if then else None, then.count if then else 0)}",
                 expected=then and {"count": then.count, "sum": then.sum},
                 found=found and {"count": found.count, "sum": found.sum},
             )
@@ -160,11 +160,20 @@ def _expected_sums(group: Group, present: Sequence[Member], options: ConvertOpti
         yield _finding(
             group,
             "expected_group_reward_sum",
-            f"reward {name!r} adds up to {found} over {len(scored)} scored traces of group {group.group_index}; {wanted} is "
-            "expected",
+            f"reward {name!r} {_adds(found, len(scored))} of group {group.group_index}; {wanted} is expected",
             expected=wanted,
             found=found,
         )
+
+
+def _adds(total: float | None, scored: int) -> str:
+    """What a reward comes to over so many scored traces; no sum where nothing was scored, or one is no finite number."""
+    over = counted(scored, "scored trace")
+    return f"has no sum over {over}" if total is None else f"adds up to {total} over {over}"
+
+
+def _added(total: float | None, scored: int) -> str:
+    return _adds(total, scored).replace("has no", "had no").replace("adds", "added")
 
 
 def _same(a: float | None, b: float | None) -> bool:

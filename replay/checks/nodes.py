@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ def _counts(view: View, _: ConvertOptions) -> Found:
             view,
             row,
             "lists",
-            f"node {index}: token ids, mask, content mask and log-probs do not fit together ({found or 'kept in extra'}); "
+            f"token ids, mask, content mask and log-probs do not fit together ({_lengths(found)}); "
             "expected a mask as long as the ids and one log-prob for each sampled token",
             node=index,
             found=found,
@@ -64,16 +65,22 @@ def _raw_lengths(view: View, row: int, node: int) -> dict[str, Any] | None:
     return result
 
 
+def _lengths(found: Mapping[str, Any] | None) -> str:
+    """The lengths of a raw node's lists, for a sentence."""
+    return ", ".join(f"{name} {value}" for name, value in (found or {}).items()) or "they are kept in extra"
+
+
 def _parents(view: View, _: ConvertOptions) -> Found:
     bad = (view.parents < -1) | (view.parents >= view.node_index)
     for node in np.flatnonzero(bad):
         row, index = place_of(view, int(node))
         parent = int(view.parents[node])
+        named = f"node {parent}" if parent >= 0 else "a node of a negative index"
         yield finding(
             view,
             row,
             "parent",
-            f"node {index} names node {parent if parent >= 0 else 'below 0'} as its parent; expected one before it",
+            f"node {index} names {named} as its parent; expected one before it",
             node=index,
             expected=f"0 to {index - 1}",
             found=parent,

@@ -70,11 +70,12 @@ def _why_empty(nodes: int, stop: str | None, cut: bool | None) -> str:
 def _branches(view: View, row: int, count: int, failed: bool, options: ConvertOptions) -> Found:
     if count > 1 and options.branch_policy == "reject":
         where = fork_of(view, row)
+        second = "" if where is None else f", the second begins at node {where}"
         yield finding(
             view,
             row,
             "branches",
-            f"{count} branches, the second begins at node {where}; expected 1. Where it is a fork, {FORK_ADVICE}",
+            f"{count} branches{second}; expected 1. Where it is a fork, {FORK_ADVICE}",
             node=where,
             expected=1,
             found=count,
@@ -82,7 +83,12 @@ def _branches(view: View, row: int, count: int, failed: bool, options: ConvertOp
     wanted = options.expect.branches
     if wanted is not None and not failed and count != wanted:
         yield finding(
-            view, row, "expected_branches", f"{count} branches; {wanted} are expected", expected=wanted, found=count
+            view,
+            row,
+            "expected_branches",
+            f"{counted(count, 'branch', 'branches')}; {wanted} expected",
+            expected=wanted,
+            found=count,
         )
 
 

@@ -223,7 +223,7 @@ class _Part:
         if started != sum(counts.values()):
             yield self._finding(
                 "coverage",
-                f"{counted(started, 'try', 'tries')} started, but {sum(counts.values())} are accounted for ({counts})",
+                f"{counted(started, 'try', 'tries')} started, but {sum(counts.values())} are accounted for ({_listed(counts)})",
             )
         lost = counts.pop("lost", 0)
         if lost:
@@ -233,7 +233,10 @@ class _Part:
         said = Counter([] if table is None else table.column("disposition").to_pylist())
         if dict(said) != {k: v for k, v in counts.items() if v}:
             yield self._finding(
-                "coverage", f"the commit counts {counts}, its rows say {dict(said)}", expected=counts, found=dict(said)
+                "coverage",
+                f"the commit counts {_listed(counts)}; its rows say {_listed(said)}",
+                expected=counts,
+                found=dict(said),
             )
 
     def _convert(self, table: pa.Table) -> Iterator[Finding]:
@@ -315,6 +318,13 @@ class _Part:
 
     def _finding(self, code: str, message: str, **rest: Any) -> Finding:
         return Finding(code=code, message=message, step=self.commit.part.step, file=str(self.path), **rest)
+
+
+def _listed(counts: Mapping[Any, int]) -> str:
+    """Counts for a sentence."""
+    return (
+        ", ".join(f"{n:,} {(name or 'of no outcome').replace('_', ' ')}" for name, n in counts.items() if n) or "none"
+    )
 
 
 def check_file(held: Held) -> None:

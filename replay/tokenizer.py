@@ -118,5 +118,24 @@ def file_of(place: str) -> str:
 
 def _text(tokenizer: Any, token: int) -> str:
     text = str(tokenizer.decode([token], skip_special_tokens=False))
+    if text and "\ufffd" not in text:
+        return text
     piece = tokenizer.id_to_token(token)
-    return text if text and "\ufffd" not in text else f"[{token}]" if piece is None else str(piece)
+    return f"[{token}]" if piece is None else _of_bytes(tokenizer, str(piece))
+
+
+def _of_bytes(tokenizer: Any, piece: str) -> str:
+    """A piece of a byte-level vocabulary as text, each byte that is only part of a character as U+FFFD; another as it is."""
+    if "ByteLevel" not in repr(tokenizer.decoder) or any(c not in _BYTES for c in piece):
+        return piece
+    return bytes(_BYTES[c] for c in piece).decode(errors="replace")
+
+
+def _byte_letters() -> dict[str, int]:
+    """The byte that each letter of a byte-level vocabulary stands for: itself where it is printable, else one from 256 on."""
+    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(0x100) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_letters()

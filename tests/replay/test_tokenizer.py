@@ -86,3 +86,22 @@ def test_a_hub_that_cannot_be_reached_is_told_and_not_tried_again(
     with pytest.raises(BadInput, match=r"no tokenizer of that id .* and the hub did not give one"):
         located("someone/large")
     assert asked == ["someone/large"]
+
+
+def test_a_piece_of_a_byte_level_vocabulary_is_text_but_for_parts_of_characters(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    pieces = ["Ã", "±", "Ã±", "aĠÃ", "Ġ", "<end>"]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="Ã")
+    )
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.save(str(tmp_path / "tokenizer.json"))
+    text_of = decoder(str(tmp_path))
+    assert [text_of(i) for i in range(len(pieces))] == ["\ufffd", "\ufffd", "ñ", "a \ufffd", " ", "<end>"]
+    assert text_of(99) == "[99]"
+
+
+def test_a_vocabulary_of_words_that_look_like_bytes_is_shown_as_it_is(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"Ã": 0}, unk_token="Ã")).save(str(tmp_path / "tokenizer.json"))
+    assert decoder(str(tmp_path))(0) == "Ã"

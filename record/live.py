@@ -99,7 +99,8 @@ class LiveSummary:
         if 2 * flat <= comparable:
             return None
         groups = counted(comparable, "group")
-        return f"{flat} of {groups} had equal rewards in all their rollouts, and so teach nothing."
+        their, teach = ("its", "teaches") if flat == 1 else ("their", "teach")
+        return f"{flat} of {groups} had equal rewards in all {their} rollouts, and so {teach} nothing."
 
     @property
     def unwritten(self) -> str | None:

@@ -522,6 +522,8 @@ def test_a_run_whose_groups_have_equal_rewards_says_that_they_teach_nothing(benc
     assert evaluated.untaught is None
     summary.steps[0] = replace(summary.steps[0], flat=0)
     assert summary.untaught is None, "half of them is not most"
+    summary.steps[:] = [replace(summary.steps[0], flat=1, comparable=1)]
+    assert summary.untaught == "1 of 1 group had equal rewards in all its rollouts, and so teaches nothing."
 
 
 def test_a_trace_that_cannot_be_recorded_is_counted_and_the_others_go_on(

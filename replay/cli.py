@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -51,6 +52,8 @@ _ORDER = (
 )
 
 
+_ALIKE = 0.65
+"""How alike the names of two options are where one may have been meant by the other, without their dashes."""
 _BROKEN = 80
 """Characters from which on a line of help was broken for its length."""
 _PACKAGE = {"live": "verifiers"}
@@ -76,6 +79,17 @@ class _Commands(TyperGroup):
         if not _ELSEWHERE.get(name, ("", "", ""))[2] and name != "notebook":
             _without_pandas()
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Call the command; of an option that it does not know, only those are named that are written alike."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if possible := getattr(error, "possibilities", None):
+                asked = getattr(error, "option_name", "").lstrip("-")
+                near = difflib.get_close_matches(asked, [name.lstrip("-") for name in possible], cutoff=_ALIKE)
+                error.possibilities = [name for name in possible if name.lstrip("-") in near]  # type: ignore[attr-defined]
+            raise
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order people meet them."""

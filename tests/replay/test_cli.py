@@ -376,3 +376,22 @@ def test_an_export_of_samples_says_it_in_the_words_of_convert(rolltape: Run, tmp
     code, out, _ = rolltape("export", tmp_path / "run", "--format", "samples", "--out", to, "--overwrite", "--json")
     [file] = json.loads(out)["files"]
     assert (code, file["lines"], sum(file["left_out"].values())) == (0, 12, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("--frobnicate", ""),
+        ("--strcit", "--strict"),
+        ("--tokeniser", "--tokenizer"),
+        ("--branch-polcy", "--branch-policy"),
+    ],
+)
+def test_of_an_option_that_is_not_known_only_those_written_alike_are_named(
+    rolltape: Run, given: str, named: str
+) -> None:
+    code, _, said = rolltape("verify", "run", given)
+    assert code == 2
+    assert f"No such option: {given}" in said
+    assert ("Possible options" in said) == bool(named)
+    assert named in said

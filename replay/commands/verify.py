@@ -216,6 +216,10 @@ def print_verification(
     _say(f"{path}: {', '.join(what)}; {_converted(result)}")
     if any(result.counts.values()):
         _say("tries: " + ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in result.counts.items() if n))
+    if lost := sorted(result.left_out.items(), key=lambda item: -item[1]):
+        why = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in lost)
+        total = sum(result.left_out.values())
+        _say(f"{counted(total, 'trace')} {'gives' if total == 1 else 'give'} no Sample: {why}")
     for line, severity in lines(result.findings, everything):
         _say(line, style="red" if severity == "error" else "yellow")
     for note in result.notes:

@@ -66,6 +66,8 @@ class Verification:
     imported: bool = False
     """Whether the rows were imported, so that there is no batch of a live run to compare with."""
     annotations: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Traces of training that give no Sample, by why, where nothing was recorded of what became of them."""
 
     @property
     def errors(self) -> list[Finding]:
@@ -105,6 +107,7 @@ def verify(
     traces = tokens = digests = samples = not_compared = 0
     counts: Counter[str] = Counter()
     looked: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
     seen: dict[Any, Part] = {}
     files: dict[AnyPath, str | None] = {}
     for i, commit in enumerate(commits):
@@ -115,6 +118,7 @@ def verify(
             samples, not_compared = samples + part.samples, not_compared + part.not_compared
             counts.update(commit.step.counts)
             looked.update(part.looked)
+            left_out.update(part.left_out)
             findings += _twice(part, seen)
         if progress is not None:
             progress(i + 1, len(commits))
@@ -134,6 +138,7 @@ def verify(
         not_compared=not_compared,
         imported=bool(run.info.get("imported")),
         annotations=annotations,
+        left_out=dict(left_out),
     )
 
 
@@ -164,6 +169,8 @@ class _Part:
         self.path = self.held.path
         self.rows = self.tokens = self.digests = self.samples = self.not_compared = 0
         self.trace_ids: list[str] = []
+        self.left_out: Counter[str] = Counter()
+        """Traces that give no Sample, by why, where their rows do not say what became of them."""
         self.looked: dict[str, int] = {}
         """Traces or groups that each expectation was held against."""
 
@@ -249,6 +256,8 @@ class _Part:
             return
         if self.commit.part.split == "train":
             self.samples = sum(len(flatten(group)) for group in conversion.groups)
+            if table.column("disposition").null_count == table.num_rows:
+                self.left_out = Counter(why for why, _ in conversion.dropped.values())
         yield from self._unsettled(table, conversion.findings)
         if self.again.expect != Expectations():
             final = {None, *(t for group in self.commit.groups for t in group.trace_ids)}

@@ -28,6 +28,8 @@ from replay_build import (
 )
 
 from rolltape.replay import ConvertOptions, Expectations, Finding, convert, digest, finish, open_run, outcomes_of
+from rolltape.replay.commands.verify import print_verification
+from rolltape.replay.exports.samples import write_samples
 from rolltape.replay.housekeeping.prune import Wish, prune
 from rolltape.replay.imports.importer import import_files
 from rolltape.replay.verification.verify import Verification, verify
@@ -450,6 +452,24 @@ def test_surplus_rollouts_of_an_imported_task_are_reported(tmp_path: Path) -> No
     import_files(tmp_path / "traces.jsonl", tmp_path / "run")
     found = check_run(tmp_path / "run", group_size=4).findings
     assert [(f.code, f.group_index, f.expected, f.found) for f in found] == [("expected_group_size", 0, 4, 6)]
+
+
+def test_traces_of_an_import_that_give_no_sample_are_counted_as_convert_counts_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = {"rewards": {}, "errors": ["TaskError: no"]}
+    traces = [turn(id=str(i), idx=i // 2, **(failed if i in (1, 2, 3) else {})) for i in range(6)]
+    (tmp_path / "traces.jsonl").write_text("\n".join(map(json.dumps, traces)))
+    import_files(tmp_path / "traces.jsonl", tmp_path / "run")
+    result = check_run(tmp_path / "run")
+    [written] = write_samples(open_run(tmp_path / "run"), str(tmp_path / "x.jsonl"))
+    assert result.left_out == written.left_out == {"error": 3, "incomplete_group": 1}
+    print_verification("run", result)
+    assert "\n4 traces give no Sample: 3 error, 1 incomplete group\n" in capsys.readouterr().out
+
+
+def test_what_was_recorded_of_traces_is_not_counted_a_second_time(run: Path) -> None:
+    assert check_run(run).left_out == {}
 
 
 def test_expectations_are_held_against_the_newest_attempt_only(run: Path) -> None:

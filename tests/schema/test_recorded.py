@@ -448,7 +448,7 @@ def test_the_record_of_a_later_release_names_its_own_version() -> None:
 
 
 def test_contexts_and_traces_must_match_in_number() -> None:
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(BadInput, match=r"more traces than contexts \(1\)"):
         encode([record(), record()], [Context()])
 
 

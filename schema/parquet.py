@@ -256,7 +256,7 @@ def write_parquet(
 
 def _rows(table: pa.Table) -> pa.Table:
     """`table` as rows of the columns of a file, in their order. Raises BadInput where it holds others, or of other types."""
-    if isinstance(table, pa.Table) and table.schema.equals(_TRACES):
+    if isinstance(table, pa.Table) and table.schema.equals(TRACE.arrow):
         return with_outcomes(table, [])
     if isinstance(table, pa.Table) and table.schema.equals(_PLAIN):
         return table  # a cast, even to the same types, costs 10 us a column
@@ -323,7 +323,6 @@ def _types_of(field: Field) -> tuple[pa.DataType, ...]:
     return (field.arrow_type, *([_list_type(field.name, nulls=False)] if field.name in _REQUIRED else ()))
 
 
-_TRACES = pa.schema([f.remove_metadata() for f in TRACE.arrow])
 _PLAIN = pa.schema([f.remove_metadata() for f in ROW.arrow])
 _STORED = pa.schema([f.with_type(_list_type(f.name, nulls=False)) if f.name in _REQUIRED else f for f in _PLAIN])
 """The columns of a file."""

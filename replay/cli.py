@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from rolltape.replay.options import BranchPolicy
-from rolltape.replay.printing.console import err, out, print_json, progress, say_error, table
+from rolltape.replay.printing.console import err, out, print_json, progress, say_error, sentence, table
 from rolltape.schema.errors import MissingExtra, RolltapeError, install
 from rolltape.schema.fields import RECORDS, ROW, SCHEMA_VERSION
 
@@ -311,6 +312,20 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
+def _refused(error: BaseException | None) -> None:
+    """With --json, print why a command ends with exit code 2, so that standard output is JSON then too.
+
+    Bad usage is an error of typer's, with a message of its own; `Exit` says nothing but may have been raised from one of ours.
+    """
+    if "--json" not in itertools.takewhile("--".__ne__, sys.argv[1:]):
+        return
+    told = getattr(error, "format_message", None)
+    cause = error if isinstance(error, (OSError, RolltapeError)) else getattr(error, "__cause__", None)
+    if why := told() if told else cause and sentence(cause):
+        with suppress(OSError):  # of standard output itself
+            print_json({"error": why})
+
+
 def main() -> None:
     """Entry point: errors of ours are one sentence on standard error and exit code 2."""
     _open_closed_streams()
@@ -318,7 +333,12 @@ def main() -> None:
         app()
     except (OSError, RolltapeError) as error:
         say_error(error)
+        _refused(error)
         sys.exit(2)
+    except SystemExit as end:
+        if end.code == 2:
+            _refused(end.__context__)
+        raise
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from rolltape.replay.options import BranchPolicy
-from rolltape.replay.printing.console import out, print_json, progress, table
+from rolltape.replay.printing.console import out, print_json, progress, say_error, table
 from rolltape.replay.printing.findings import lines
 from rolltape.replay.printing.fitting import left_out, no_room
 from rolltape.replay.printing.words import counted
@@ -120,14 +120,17 @@ def verify_command(
         result = verify(opened, expected, tell, branch_policy=branch_policy)
     more = {name: check(opened) for name, check in checks.items()}
     result = replace(result, findings=[*result.findings, *(f for found in more.values() for f in found.findings)])
+    nothing = " ".join(_nothing(name, found, limit) for name, found in more.items() if not found.compared)
     if as_json:
         said = {name: found.to_dict() for name, found in more.items()}
+        said |= {"error": nothing} if nothing else {}
         clean = result.clean and all(found.compared for found in more.values())
         print_json({"path": run, "run": opened.run_id, **result.to_dict(), "clean": clean, **said})
     else:
         print_verification(run, result, more, everything=everything)
-    if nothing := [_nothing(name, found, limit) for name, found in more.items() if not found.compared]:
-        raise BadInput(" ".join(nothing))
+    if nothing:
+        say_error(BadInput(nothing))
+        raise typer.Exit(2)
     raise typer.Exit(1 if result.errors else 0)
 
 

@@ -94,11 +94,15 @@ err = SafeConsole(stderr=True)
 """Progress and errors, on standard error."""
 
 
+def sentence(error: BaseException) -> str:
+    """What an error says; of a file, which one it is."""
+    named = isinstance(error, OSError) and error.filename and error.strerror
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and named else str(error)
+
+
 def say_error(error: Exception) -> None:
     """One sentence on standard error."""
-    named = isinstance(error, OSError) and error.filename and error.strerror
-    what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and named else error
-    err.print(f"Error: {what}", style="red", markup=False, highlight=False, soft_wrap=True)
+    err.print(f"Error: {sentence(error)}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

@@ -261,6 +261,7 @@ def test_where_no_trace_can_be_scored_the_run_is_not_clean(tmp_path: Path, comma
         assert (code, said["clean"], said["findings"], said["logprobs"]["compared"]) == (2, False, [], 0)
         assert said["logprobs"]["counts"] == {"traces": 0, "requests": 0}
         assert refused.startswith("Error: --logprobs compared nothing: 4 traces left out")
+        assert refused == f"Error: {said['error']}\n"
         code, shown, _ = command(run, "--logprobs", server.url, "--temperature", 1)
         assert (code, shown.splitlines()[-1]) == (0, "clean")
         assert "Log-probs of 4 traces by 4 requests" in shown

@@ -158,6 +158,41 @@ def test_bad_usage_is_exit_code_2(rolltape: Run, words: tuple[str, ...]) -> None
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("verify", "{tmp}/nothing"), "{tmp}/nothing does not exist; expected the folder"),
+        (("list", "{tmp}/nothing"), "nothing does not exist"),
+        (
+            ("record", "{tmp}/e.toml", "--run=r", "--engine=http://127.0.0.1:1", "--model=m"),
+            "There is no file {tmp}/e.toml",
+        ),
+        (("verify",), "Missing argument 'run'"),
+        (("verify", ".", "--nonsense"), "No such option: --nonsense"),
+        (("nonsense",), "No such command 'nonsense'"),
+    ],
+)
+def test_what_is_refused_is_json_too_where_that_is_asked_for(
+    rolltape: Run, tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    code, out, err = rolltape(*(w.format(tmp=tmp_path) for w in words), "--json")
+    said = json.loads(out)
+    assert (code, said.keys()) == (2, {"error"})
+    assert says.format(tmp=tmp_path) in said["error"]
+    assert "".join(said["error"].split())[:40] in "".join(err.replace("│", "").split())
+
+
+def test_json_that_is_not_asked_for_is_not_printed(rolltape: Run) -> None:
+    assert rolltape("launch", "a", "b", "--nonsense", "--", "--json")[:2] == (2, "")
+
+
+def test_a_full_standard_output_is_said_once() -> None:
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "rolltape.replay.cli", "schema", "--json"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (2, "Error: standard output: No space left on device\n")
+
+
 # -- schema
 
 

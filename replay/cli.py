@@ -339,6 +339,8 @@ def main() -> None:
         if end.code == 2:
             _refused(end.__context__)
         raise
+    except KeyboardInterrupt:  # before typer is at work, which takes it as this too
+        sys.exit(130)
 
 
 if __name__ == "__main__":

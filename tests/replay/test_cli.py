@@ -7,6 +7,7 @@ import inspect
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,33 @@ def test_a_full_standard_output_is_said_once() -> None:
         words = [sys.executable, "-m", "rolltape.replay.cli", "schema", "--json"]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (2, "Error: standard output: No space left on device\n")
+
+
+# -- Ctrl-C
+
+INTERRUPTED = """
+import os, signal, sys
+when = sys.argv[-1]
+class Interrupting:
+    def find_spec(name, *_):
+        if name == when:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting)
+from {module} import {function}
+sys.argv = ["rolltape", "list", "."]
+sys.exit({function}())
+"""
+
+
+@pytest.mark.parametrize(
+    "when", ["numpy", "pyarrow.lib", "typer.main", "rolltape.replay.printing.console", "rolltape.replay.commands.list"]
+)
+def test_ctrl_c_while_modules_are_imported_ends_without_a_word(when: str, tmp_path: Path) -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    module, function = project["scripts"]["rolltape"].split(":")
+    words = [sys.executable, "-c", INTERRUPTED.format(module=module, function=function), when]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 # -- schema

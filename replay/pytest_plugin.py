@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rolltape.replay.run import Run
 
 INI = "rolltape_runs"
+_AGAINST = "rolltape_against"
+"""Property of a test: what its step was compared with, `approved` or `recorded`; pytest's XML report has it too."""
 
 
 class _Runs:
@@ -79,6 +81,18 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     from rolltape.replay.printing.words import counted
 
     return f"rolltape: {counted(len(runs), 'recorded run')}, version {CONVERTER_VERSION} of the converter"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many steps passed without having been compared with approved Samples."""
+    passed = terminalreporter.stats.get("passed", ())
+    if unapproved := sum(dict(report.user_properties).get(_AGAINST) == "recorded" for report in passed):
+        from rolltape.replay.printing.words import counted
+
+        terminalreporter.write_line(
+            f"rolltape: {counted(unapproved, 'step')} compared with recorded digests, for no Samples were approved "
+            "(`rolltape approve`)"
+        )
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -176,6 +190,8 @@ class ReplayedStep(_RolltapeItem):
         for verdict in verdicts:
             if verdict.state == "differs" or (verdict.state == "unknown" and self.split == "train"):
                 _fail(verdict.message)
+        if against := {verdict.against for verdict in verdicts if verdict.against}:
+            self.user_properties.append((_AGAINST, max(against)))  # `recorded` where anything was
         for verdict in verdicts:
             if verdict.state == "unknown":
                 pytest.skip(_short(verdict.message))

@@ -50,6 +50,8 @@ class Verdict:
     """Version of the converter whose Samples are expected, where that is known."""
     comparison: Comparison | None = None
     """Where Samples were approved."""
+    against: Literal["approved", "recorded"] | None = None
+    """What it was compared with: approved Samples, or the digest that was recorded."""
 
 
 @dataclass(frozen=True)
@@ -112,16 +114,25 @@ class Replayed:
             same = digest(groups, version) == approved
             comparison = None if same else compare(self.expected.batch(stage), groups)
             if comparison is None:
-                return Verdict(stage=stage, state="same", converter=version)
+                return Verdict(stage=stage, state="same", converter=version, against="approved")
             message = self._difference(stage, comparison, version)
-            return Verdict(stage=stage, state="differs", message=message, converter=version, comparison=comparison)
+            return Verdict(
+                stage=stage,
+                state="differs",
+                message=message,
+                converter=version,
+                comparison=comparison,
+                against="approved",
+            )
         recorded = {"converted": self.commit.step.digest_converted, "handed": self.commit.step.digest_handed}.get(stage)
         if recorded is None:
             return Verdict(stage=stage, state="unknown", message=self._unknown())
         for version in range(here.CONVERTER_VERSION, 0, -1):
             if digest(groups, version) == recorded:
-                return Verdict(stage=stage, state="same", converter=version)
-        return Verdict(stage=stage, state="differs", message=self._digest(stage, recorded, digest(groups)))
+                return Verdict(stage=stage, state="same", converter=version, against="recorded")
+        return Verdict(
+            stage=stage, state="differs", message=self._digest(stage, recorded, digest(groups)), against="recorded"
+        )
 
     def _difference(self, stage: str, comparison: Comparison, version: int) -> str:
         first = comparison.first

@@ -245,7 +245,8 @@ def _converted(result: Any) -> str:
     samples = counted(result.samples, "Sample")
     other = f"{counted(result.not_compared, 'batch', 'batches')} not compared, being of another branch policy"
     if result.digests:
-        compared = f"{counted(result.digests, 'batch', 'batches')} converted again and compared, {samples}"
+        batches = counted(result.digests, "batch", "batches")
+        compared = f"{batches} converted again and compared with recorded digests, {samples}"
         return f"{compared}; {other}" if result.not_compared else compared
     if result.not_compared:
         return f"{samples}; {other}"

@@ -81,7 +81,9 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {**self.__dict__, "findings": [f.to_dict() for f in self.findings], "clean": self.clean}
+        against = "recorded" if self.digests else None
+        findings = [f.to_dict() for f in self.findings]
+        return {**self.__dict__, "findings": findings, "against": against, "clean": self.clean}
 
 
 def verify(

@@ -94,6 +94,15 @@ def test_a_clean_run_is_json_too(rolltape: Run, tmp_path: Path) -> None:
     assert (code, report["clean"], report["findings"], report["traces"]) == (0, True, [], 1)
 
 
+def test_a_verdict_says_what_batches_were_compared_with(rolltape: Run, tmp_path: Path) -> None:
+    put_run(tmp_path)
+    put_step(tmp_path, 0, [turn()])
+    assert "1 batch converted again and compared with recorded digests, 1 Sample" in rolltape("verify", tmp_path)[1]
+    assert json.loads(rolltape("verify", tmp_path, "--json")[1])["against"] == "recorded"
+    rolltape("import", GROUP_REWARDS, "--run", tmp_path / "imported")
+    assert json.loads(rolltape("verify", tmp_path / "imported", "--json")[1])["against"] is None
+
+
 def test_warnings_are_shown_and_do_not_fail(rolltape: Run, tmp_path: Path) -> None:
     put_run(tmp_path)
     put_step(tmp_path, 0, [turn()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,21 @@ def test_every_step_of_a_run_is_a_test_that_passes(pytester: pytest.Pytester, ru
 def test_what_the_live_run_took_digests_of_needs_no_approval(pytester: pytest.Pytester) -> None:
     record(pytester.path / "run")
     replay(pytester, "--rolltape", "run").assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["one process", "workers"])
+def test_steps_that_were_not_compared_with_approved_samples_are_counted(
+    pytester: pytest.Pytester, workers: Sequence[str]
+) -> None:
+    root = record(pytester.path / "run", steps=3)
+    approve(open_run(root), steps=[1])
+    result = replay(pytester, "--rolltape", "run", "-q", "--junit-xml=junit.xml", *workers)
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["rolltape: 2 steps compared with recorded digests, for no Samples were approved *"])
+    written = (pytester.path / "junit.xml").read_text()
+    assert [written.count(f'"rolltape_against" value="{what}"') for what in ("recorded", "approved")] == [2, 1]
+    approve(open_run(root))
+    assert "recorded digests" not in replay(pytester, "--rolltape", "run", *workers).stdout.str()
 
 
 def test_a_folder_of_runs_is_replayed_run_by_run(pytester: pytest.Pytester) -> None:

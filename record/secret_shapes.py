@@ -44,6 +44,23 @@ OPTION = re.compile(r"(?<=--)(?P<name>[A-Za-z][\w.\-]{1,63})\s{1,2}(?P<value>[^\
 SPOKEN = re.compile(r"(?P<name>\b(?:bearer|basic)\s{1,2})(?P<value>[A-Za-z0-9._~+/=\-]{8,})", re.IGNORECASE)
 """`Bearer …`; whether what follows is a credential is decided by `is_coded`: "basic understanding" is none."""
 
+_GIVEN = r"\\?[\"']?"
+_PASSWORD = r"(?![$<{%])[^\s\"'\\]*[^\s\"'\\;,.)`|&]"  # no variable, no placeholder, without what ends the command
+COMMANDS = {
+    # -u name:password of the same command, which may go on in the next line, also where all of it is JSON
+    "curl": re.compile(
+        r"(?P<name>\bcurl\s(?:[^\n;|&\\]|\\{3}n|\\[^n]|(?<=\S)&(?=\S)){0,400}?(?<=\s)"
+        rf"(?:-[sSfkLvIigG]{{0,6}}[uU]\s{{0,2}}|--(?:proxy-)?user[=\s]\s?){_GIVEN}[^\s:\"'\\/{{]{{0,64}}:(?!//)){_PASSWORD}"
+    ),
+    # -ppassword behind nothing but options; numbers may be ports: `docker run --name mysql -p3306:3306`
+    "mysql": re.compile(
+        r"(?P<name>(?<![\w\-])mysql(?:dump|admin)?(?:\s{1,2}-{1,2}[^\s\\]{1,99}(?:\s{1,2}[^\s\\\-][^\s\\]{0,99})?){0,8}?"
+        rf"\s{{1,2}}-p{_GIVEN})(?![\d.:]+(?:[\s\"'\\]|\Z)){_PASSWORD}"
+    ),
+    "sshpass": re.compile(rf"(?P<name>\bsshpass\s{{1,2}}(?:-v\s{{1,2}})?-p\s{{0,2}}{_GIVEN}){_PASSWORD}"),
+}
+"""Passwords that commands are given by options whose names do not say so, by the command."""
+
 SHAPES = re.compile(
     r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----[\s\S]{0,8000}?(?:-----END [A-Z ]{0,20}PRIVATE KEY-----|\Z)"
     r"|\b(?:sk-[A-Za-z0-9_\-]{16,}|[sr]k_(?:live|test)_[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"

@@ -4,7 +4,8 @@ Config copies and the parts of a trace that describe its surroundings are masked
 
 - values under names that say so (API keys, tokens, passwords, authorization, cookies …), and everything below such a name;
 - values of environments and headers, unless they are plainly harmless (a switch, a number, a date, a path);
-- inside texts: credentials in URLs, bearer tokens, `name=value` where the name says so, keys of well-known shapes;
+- inside texts: credentials in URLs, bearer tokens, `name=value` where the name says so, passwords that `curl`, `mysql` and
+  `sshpass` are given, keys of well-known shapes;
 - wherever such a text holds it, a secret that is known: those of the environment's configuration (`Secrets.knowing`);
 - whatever further patterns say.
 
@@ -28,6 +29,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from rolltape.record.secret_names import verdict, words_of
 from rolltape.record.secret_shapes import (
     AUTHORIZATION,
+    COMMANDS,
     COOKIES,
     HINTS,
     NAME_END,
@@ -187,6 +189,9 @@ class Secrets:
             text = AUTHORIZATION.sub(rf"\g<name>{MASK}", text)
         if "cookie" in low:
             text = COOKIES.sub(rf"\g<name>{MASK}", text)
+        for command, password in COMMANDS.items():
+            if command in low:
+                text = password.sub(rf"\g<name>{MASK}", text)
         text = _named_values(text)
         if "bearer" in low or "basic" in low:
             text = SPOKEN.sub(lambda found: found["name"] + MASK if is_coded(found["value"]) else found[0], text)

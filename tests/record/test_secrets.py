@@ -123,6 +123,15 @@ def test_an_option_on_a_command_line_is_masked() -> None:
         ("hf_AbcdefghIjklmnopqrst", "***"),
         ("AKIAIOSFODNN7EXAMPLE", "***"),
         ("eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.SflKxwRJSM", "***"),
+        ("curl -u ann:mosquito http://h", "curl -u ann:*** http://h"),
+        ("curl -sSfu 'ann:1234' 'http://h?a=1&b=2'; ls", "curl -sSfu 'ann:***' 'http://h?a=1&b=2'; ls"),
+        ("curl 'http://h?a=1&b=2' --user ann:mosquito; ls", "curl 'http://h?a=1&b=2' --user ann:***; ls"),
+        ("curl http://h \\\n  --proxy-user=$USER:mosquito", "curl http://h \\\n  --proxy-user=$USER:***"),
+        (json.dumps({"c": "curl h \\\n -u \"a:b\"\nls"}), json.dumps({"c": "curl h \\\n -u \"a:***\"\nls"})),
+        ("mysql -h db -uroot -pmosquito shop", "mysql -h db -uroot -p*** shop"),
+        ('["docker exec db mysqldump -p\'mosquito\' shop"]', '["docker exec db mysqldump -p\'***\' shop"]'),
+        ("sshpass -p mosquito ssh ann@h", "sshpass -p *** ssh ann@h"),
+        ("PGPASSWORD=mosquito psql -U ann", "PGPASSWORD=*** psql -U ann"),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nx", "***\nx"),
     ],
 )  # fmt: skip
@@ -143,6 +152,18 @@ def test_a_credential_inside_a_text_is_masked(text: str, masked: str) -> None:
         "http://127.0.0.1:30000/generate?max_tokens=3&reward_key=correct",
         "ratio 3:4, mail ann@example.com",
         "monkey=3; author: Zoë",
+        "curl http://h:80; docker run -u root:root x",
+        "curl http://h:80 | docker run -u root:root x",
+        "curl http://h:80 && docker run -u root:root x",
+        "curl http://h:80\ndocker run -u root:root x",
+        '{"a": "curl h\\ndocker run -u root:root x"}',
+        "curl -u $USER:$PASSWORD h; curl -u <name>:<password> h; curl -u ann h; curl -U http://proxy:3128 h",
+        "curl -Hauthor:ann -H user:ann --user-agent a:b h",
+        "wget -U firefox:3 http://h",
+        "docker run --name mysql -p3306:3306 -d mysql",
+        "docker run --name my-mysql -pfront:80",
+        "mysql -p shop; mysql -P3306; mysql -p$PASSWORD; mysql && mkdir -pv x",
+        "sshpass -p $PASSWORD ssh h; sshpass -f file ssh h",
     ],
 )
 def test_a_text_without_a_credential_stays_as_it_is(text: str) -> None:
@@ -237,7 +258,17 @@ def test_tokens_and_messages_are_left_and_not_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a" * 200_000, "a:" * 100_000, "?" * 200_000, "x=" * 100_000, "--a " * 50_000, "://" * 70_000]
+    "text",
+    [
+        "a" * 200_000,
+        "a:" * 100_000,
+        "?" * 200_000,
+        "x=" * 100_000,
+        "--a " * 50_000,
+        "://" * 70_000,
+        "curl -u " * 25_000,
+        "mysql -a -p" * 20_000,
+    ],
 )
 def test_a_long_text_is_looked_through_in_time_that_grows_with_its_length(text: str) -> None:
     def seconds(n: int) -> float:

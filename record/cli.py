@@ -241,6 +241,11 @@ def summary_text(summary: Any) -> str:
     lines += [f"  {reason}" for reason in alike(summary.reasons, 8)]
     if summary.untaught:
         lines.append(summary.untaught)
+    if summary.unversioned:
+        turns = counted(summary.unversioned, "turn")
+        lines.append(
+            f"The engine named no weight version with {turns}, so lag and drift by weight version cannot be asked of this run."
+        )
     if summary.recording_failures:
         lines.append(f"{counted(summary.recording_failures, 'trace')} could not be recorded.")
     if summary.unwritten:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -115,6 +116,8 @@ class EpisodeRunner:
     versions: dict[str, str] = field(default_factory=dict)
     renderer: dict[str, Any] = field(default_factory=dict)
     recording_failures: int = 0
+    turns: Counter[bool] = field(default_factory=Counter)
+    """Turns, by whether the engine named its weight version."""
 
     async def run_group(self, task: Any, run: GroupRun, place: StepPlace, seed: int) -> None:
         """Run, score and record the rollouts of `task`; `run` holds what came of it, also when this is cancelled."""
@@ -254,6 +257,7 @@ class EpisodeRunner:
         if again:
             run.tries = [old for old in run.tries if old.trace_id != trace.id]
         else:
+            self.turns.update(turn.weight_version is not None for turn in context.turns)
             self.progress.trace(
                 TraceNews(
                     entry.tokens,

@@ -69,6 +69,8 @@ class LiveSummary:
     reasons: Counter[str] = field(default_factory=Counter)
     """Why traces were dropped, and how often."""
     recording_failures: int = 0
+    unversioned: int = 0
+    """Turns, where the engine named a weight version with none of them; else 0."""
     recording: RecorderStatus | None = None
     """How recording stood when the run had ended."""
     recovered: Recovered | None = None
@@ -124,6 +126,7 @@ class LiveSummary:
             "counts": dict(self.counts),
             "reasons": dict(self.reasons.most_common()),
             "recording_failures": self.recording_failures,
+            "unversioned": self.unversioned,
             "recording": None if self.recording is None else asdict(self.recording),
             "recovered": None if self.recovered is None else self.recovered.to_dict(),
             "stopped": self.stopped,
@@ -267,6 +270,7 @@ class _Run:
         self.summary.stopped = self.stop.reason
         self.summary.message = self.stop.message and self.recorder.secrets.text(self.stop.message)
         self.summary.recording_failures = self.runner.recording_failures
+        self.summary.unversioned = 0 if self.runner.turns[True] else self.runner.turns[False]
         self.summary.seconds = time.monotonic() - started
 
     @contextlib.asynccontextmanager

@@ -526,6 +526,21 @@ def test_a_run_whose_groups_have_equal_rewards_says_that_they_teach_nothing(benc
     assert summary.untaught == "1 of 1 group had equal rewards in all its rollouts, and so teaches nothing."
 
 
+@pytest.mark.parametrize(("fault", "unversioned"), [("no_weight_version=1", True), ("no_weight_version=1:1", False)])
+def test_a_run_of_an_engine_that_never_named_its_weight_version_says_so(
+    bench: Bench, fault: str, unversioned: bool
+) -> None:
+    bench.engine.faults = Faults.of([fault])
+    summary, run = bench.run(groups=1, rollouts=2)
+    versions = [version for row in rows(run) for version in row["turn_weight_version"]]
+    assert (len(versions) > 1, versions.count(None)) == (True, len(versions) if unversioned else 1)
+    assert summary.to_dict()["unversioned"] == len(versions) * unversioned
+    said = (
+        f"\nThe engine named no weight version with {len(versions)} turns, so lag and drift by weight version cannot be"
+    )
+    assert (said in summary_text(summary)) == unversioned
+
+
 def test_a_trace_that_cannot_be_recorded_is_counted_and_the_others_go_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from rolltape.record.secret_names import verdict, words_of
-from rolltape.record.secret_shapes import (
+from rolltape.record.secrets.names import verdict, words_of
+from rolltape.record.secrets.shapes import (
     AUTHORIZATION,
     COMMANDS,
     COOKIES,

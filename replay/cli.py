@@ -34,7 +34,7 @@ _ELSEWHERE = {
     "recover": ("rolltape.record.recover_cli", "recover", ""),
     "verify": ("rolltape.replay.commands.verify", "verify_command", ""),
     "rescore": ("rolltape.record.rescore_cli", "rescore", "live"),
-    "launch": ("rolltape.record.launch_cli", "launch_command", "live"),
+    "launch": ("rolltape.record.launching.cli", "launch_command", "live"),
     "approve": ("rolltape.replay.commands.approve", "approve_command", ""),
     "list": ("rolltape.replay.commands.list", "list_command", ""),
     "import": ("rolltape.replay.commands.import_", "import_command", ""),

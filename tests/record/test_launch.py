@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rolltape.record import launch as launching
-from rolltape.record.launch import ROLLOUT_CLASS, ROLLOUT_FUNCTION, Plan, namespace, parse, plan_launch
-from rolltape.record.launch_options import LEGACY_VARIABLE, LaunchOptions
+from rolltape.record.launching import launch as module
+from rolltape.record.launching.launch import ROLLOUT_CLASS, ROLLOUT_FUNCTION, Plan, namespace, parse, plan_launch
+from rolltape.record.launching.options import LEGACY_VARIABLE, LaunchOptions
 from rolltape.record.recorder import Recorder
 from rolltape.replay.cli import app
 from rolltape.schema.errors import BadInput, MissingExtra, RunConflict
@@ -276,13 +276,13 @@ class Helpers(ModuleType):
 @pytest.fixture
 def helpers(monkeypatch: pytest.MonkeyPatch) -> Helpers:
     made = Helpers()
-    monkeypatch.setattr(launching, "command_helpers", lambda: made)
+    monkeypatch.setattr(module, "command_helpers", lambda: made)
     return made
 
 
 def test_it_prepares_and_trains_through_miles_own_helpers(tmp_path: Path, helpers: Helpers) -> None:
     made = plan(tmp_path)
-    launching.launch(made)
+    module.launch(made)
     assert [name for name, _ in helpers.called] == ["exec", "convert", "train"]
     assert helpers.called[0][1] == f"hf download Qwen/Qwen3-0.6B --local-dir {tmp_path}/models/Qwen3-0.6B"
     assert helpers.called[1][1] == {
@@ -316,18 +316,18 @@ def test_a_taskset_in_a_folder_of_the_actors_is_found(tmp_path: Path, monkeypatc
 
 def test_preparing_can_be_skipped_where_everything_is_there(tmp_path: Path, helpers: Helpers) -> None:
     with pytest.raises(BadInput, match="There is no checkpoint"):
-        launching.launch(plan(tmp_path, skip_prepare=True))
+        module.launch(plan(tmp_path, skip_prepare=True))
     assert helpers.called == []
     for name in ("Qwen3-0.6B", "Qwen3-0.6B_torch_dist"):
         (tmp_path / "models" / name).mkdir(parents=True)
-    launching.launch(plan(tmp_path, skip_prepare=True))
+    module.launch(plan(tmp_path, skip_prepare=True))
     assert [name for name, _ in helpers.called] == ["train"]
 
 
 @pytest.mark.skipif(REAL, reason="Miles is importable here, so a launch would go on")
 def test_without_miles_only_a_dry_run_works(tmp_path: Path) -> None:
     with pytest.raises(MissingExtra, match="only --dry-run works"):
-        launching.launch(plan(tmp_path))
+        module.launch(plan(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -335,7 +335,7 @@ def test_without_miles_only_a_dry_run_works(tmp_path: Path) -> None:
 def test_the_real_helpers_submit_the_command_with_its_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = launching.command_helpers()
+    real = module.command_helpers()
     commands: list[str] = []
     for name in ("exec_command_cpu", "exec_command_gpu"):
         monkeypatch.setattr(real, name, commands.append)
@@ -344,7 +344,7 @@ def test_the_real_helpers_submit_the_command_with_its_variables(
     for name, value in (("MILES_SCRIPT_EXTERNAL_RAY", "1"), ("MILES_SCRIPT_ENABLE_RAY_SUBMIT", "1")):
         monkeypatch.setenv(name, value)
     made = plan(tmp_path, env=(f"{LEGACY_VARIABLE}=1",))
-    launching.launch(made)
+    module.launch(made)
     words = shlex.split(commands[-1])
     told = next(word for word in words if word.startswith("--runtime-env-json="))
     variables = json.loads(told.partition("=")[2])["env_vars"]

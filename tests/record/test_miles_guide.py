@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rolltape.record.config import env_config
-from rolltape.record.launch_options import RENAMED
+from rolltape.record.launching.options import RENAMED
 from rolltape.record.miles.options import _NOT_HONOURED, OF_MILES, MilesOptions, _read_own
 from rolltape.record.options import LiveOptions
 from rolltape.record.store import StoreOptions

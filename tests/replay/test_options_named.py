@@ -51,7 +51,7 @@ _SENTENCES_OF = {
     "record/engine/faults.py": ("engine",),
 }
 """Commands whose users read what these modules say. What a command's own module says is read by its users."""
-_OF_MILES = re.compile(r"record/(miles/|launch|demo/problems)")
+_OF_MILES = re.compile(r"record/(miles/|launching/|demo/problems)")
 """Modules whose sentences are about Miles' own options."""
 
 

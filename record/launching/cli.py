@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rolltape.record.launch_options import LaunchOptions
+from rolltape.record.launching.options import LaunchOptions
 from rolltape.record.versions import check_live
 from rolltape.replay.printing.console import err, out, print_json
 from rolltape.replay.tokenizer import HELP
@@ -16,7 +16,7 @@ from rolltape.schema.errors import MissingExtra
 from rolltape.schema.storage import place
 
 if TYPE_CHECKING:
-    from rolltape.record.launch import Plan
+    from rolltape.record.launching.launch import Plan
 
 MODEL, SIZES, ACTORS = "Model and folders", "Sizes", "Miles"
 
@@ -110,7 +110,7 @@ def launch_command(
     """
     given = dict(locals())
     try:
-        from rolltape.record.launch import launch, plan_launch
+        from rolltape.record.launching.launch import launch, plan_launch
     except ImportError:
         check_live()  # names the package that is missing
         raise
@@ -147,7 +147,7 @@ def _show(plan: Plan) -> None:
         for number, (name, values) in enumerate(plan.arguments.items(), 1)
     ]
     _say("python3 train.py \\", *(f"    {word}" for word in words))
-    from rolltape.record.launch import command_helpers
+    from rolltape.record.launching.launch import command_helpers
 
     notes: list[Any] = list(plan.problems)
     try:

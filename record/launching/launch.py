@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rolltape.record.config import env_config, load_config, load_environment, load_tasks, read_toml, refuse_v0
-from rolltape.record.launch_options import (
+from rolltape.record.launching.options import (
     LEGACY_VARIABLE,
     OLDER_VARIABLE,
     OWNED,

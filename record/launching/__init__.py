@@ -1,0 +1,1 @@
+"""`rolltape launch`: what it is told, the training command that it makes, checks and runs."""

@@ -33,7 +33,7 @@ _ELSEWHERE = {
     "engine": ("rolltape.record.engine.cli", "engine", "live"),
     "recover": ("rolltape.record.recover_cli", "recover", ""),
     "verify": ("rolltape.replay.commands.verify", "verify_command", ""),
-    "rescore": ("rolltape.record.rescore_cli", "rescore", "live"),
+    "rescore": ("rolltape.record.rescoring.cli", "rescore", "live"),
     "launch": ("rolltape.record.launching.cli", "launch_command", "live"),
     "approve": ("rolltape.replay.commands.approve", "approve_command", ""),
     "list": ("rolltape.replay.commands.list", "list_command", ""),

@@ -13,7 +13,7 @@ import pytest
 from record_build import TRACES, Record
 
 from rolltape.record.recorder import Recorder
-from rolltape.record.rescore import Rescored
+from rolltape.record.rescoring.rescore import Rescored
 from rolltape.replay.run import open_run
 from rolltape.schema import Context, Group, Outcome, Step
 

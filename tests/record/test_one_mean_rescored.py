@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rescore_build import DEMO, demo_config
 
-from rolltape.record.rescore import rescore
+from rolltape.record.rescoring.rescore import rescore
 from rolltape.replay.run import open_run
 from rolltape.replay.stats import stats
 

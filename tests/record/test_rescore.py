@@ -24,8 +24,8 @@ from rescore_build import (
 )
 
 from rolltape.record.recorder import Recorder
-from rolltape.record.rescore import RescoreOptions, rescore
-from rolltape.record.rescore_cli import print_rescored
+from rolltape.record.rescoring.cli import print_rescored
+from rolltape.record.rescoring.rescore import RescoreOptions, rescore
 from rolltape.replay.run import open_run
 from rolltape.replay.stats import stats
 from rolltape.schema import Context, Group, Outcome, Step

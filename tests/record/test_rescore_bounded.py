@@ -13,7 +13,7 @@ import pytest
 from record_build import checked, dispositions, trace
 from rescore_build import record_run, taskset
 
-from rolltape.record.rescore import Rescored, rescore
+from rolltape.record.rescoring.rescore import Rescored, rescore
 from rolltape.replay.run import open_run
 
 PROBE = """
@@ -184,7 +184,7 @@ def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path, monkeypat
 def test_nor_where_the_command_fails() -> None:
     source = """
 import threading, time
-from rolltape.record.bounded import threads_left_behind
+from rolltape.record.rescoring.bounded import threads_left_behind
 from rolltape.schema.errors import BadInput
 with threads_left_behind():
     threading.Thread(target=time.sleep, args=(600,)).start()

@@ -34,7 +34,7 @@ from rescore_build import (
 )
 
 from rolltape.record.recorder import Recorder
-from rolltape.record.rescore import RescoreOptions, rescore
+from rolltape.record.rescoring.rescore import RescoreOptions, rescore
 from rolltape.replay.cli import main
 from rolltape.replay.run import open_run
 from rolltape.replay.verification.verify import verify

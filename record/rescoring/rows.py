@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from rolltape.record.rescoring.scoring import Score, Scored, Scorer
 from rolltape.record.retrace import COLUMNS
-from rolltape.record.scoring import Score, Scored, Scorer
 from rolltape.record.secrets import Secrets
 from rolltape.schema import jsontext
 from rolltape.schema.decoding import decode

@@ -12,7 +12,7 @@ from rolltape.replay.printing.console import err, out, print_json, progress, tab
 from rolltape.replay.printing.words import counted
 
 if TYPE_CHECKING:
-    from rolltape.record.rescore import Rescored
+    from rolltape.record.rescoring.rescore import Rescored
 
 SHOWN = 10
 """Rows of the tables of groups and traces, and kinds of failures, that are printed; --json has more."""
@@ -60,7 +60,7 @@ def rescore(
 
         rolltape rescore runs/first --config env.toml --out runs/stricter
     """
-    from rolltape.record.rescore_plan import RescoreOptions, look_first
+    from rolltape.record.rescoring.plan import RescoreOptions, look_first
     from rolltape.record.versions import check_live
 
     options = RescoreOptions(
@@ -68,8 +68,8 @@ def rescore(
     )
     look_first(run, config, to, options)
     check_live()
-    from rolltape.record.bounded import threads_left_behind
-    from rolltape.record.rescore import rescore as score_again
+    from rolltape.record.rescoring.bounded import threads_left_behind
+    from rolltape.record.rescoring.rescore import rescore as score_again
 
     with threads_left_behind():
         try:

@@ -20,14 +20,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from rolltape.record import bounded
 from rolltape.record.config import load_config
 from rolltape.record.folder import enter, installed_versions, next_attempt
-from rolltape.record.rescore_plan import RescoreOptions, chosen, refuse_out
-from rolltape.record.rescore_rows import Member, New, Unit, units
-from rolltape.record.rescore_step import regrouped, settle, with_scores
-from rolltape.record.rescored import Changes, changes, write_rescored
-from rolltape.record.scoring import Scorer
+from rolltape.record.rescoring import bounded
+from rolltape.record.rescoring.plan import RescoreOptions, chosen, refuse_out
+from rolltape.record.rescoring.rescored import Changes, changes, write_rescored
+from rolltape.record.rescoring.rows import Member, New, Unit, units
+from rolltape.record.rescoring.scoring import Scorer
+from rolltape.record.rescoring.step import regrouped, settle, with_scores
 from rolltape.record.secrets import Secrets
 from rolltape.replay.outcomes import read_outcomes
 from rolltape.replay.run import Run, open_run

@@ -29,7 +29,7 @@ from verifiers.v1.loaders import load_harness, task_type
 from verifiers.v1.state import state_cls
 from verifiers.v1.task import Task, task_data_cls
 
-from rolltape.record.bounded import call
+from rolltape.record.rescoring.bounded import call
 from rolltape.record.retrace import trace_of
 from rolltape.schema.errors import BadInput, RolltapeError
 

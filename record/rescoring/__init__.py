@@ -1,0 +1,1 @@
+"""Recorded traces scored again by a taskset, into a new run: `rolltape rescore`."""

@@ -166,14 +166,14 @@ def _check_options(
 
 
 def _live(option: str, module: str) -> Any:
-    """A module of the live side. Raises MissingExtra, naming the option, where what it needs is not installed."""
+    """A module that checks again. Raises MissingExtra, naming the option, where what it needs is not installed."""
     quiet()
     versions = importlib.import_module("rolltape.record.versions")
     try:
         versions.check_live()
     except MissingExtra as error:
         raise MissingExtra(f"`rolltape verify {option}` needs the extra 'live': {error}") from error
-    return importlib.import_module(f"rolltape.record.{module}")
+    return importlib.import_module(f"rolltape.record.rechecking.{module}")
 
 
 def _retokenize(given: Mapping[str, Any], limit: int | None, strict: bool) -> Check:

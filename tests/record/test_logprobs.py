@@ -23,7 +23,7 @@ from rolltape.record.demo.policy import DemoPolicy
 from rolltape.record.engine import DemoEngine, Faults
 from rolltape.record.engine.model import ToyModel
 from rolltape.record.engine.vocabulary import Vocabulary
-from rolltape.record.logprobs import EngineGivenUp, LogprobOptions, Recomputed, read_scores, recompute
+from rolltape.record.rechecking.logprobs import EngineGivenUp, LogprobOptions, Recomputed, read_scores, recompute
 from rolltape.record.recorder import Recorder
 from rolltape.record.transport import RetryPolicy
 from rolltape.replay.cli import main

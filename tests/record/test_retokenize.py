@@ -20,8 +20,8 @@ from rescore_build import DEMO, record_run
 from rolltape.record.client import RendererSettings, RolloutClient
 from rolltape.record.engine import DemoEngine, Vocabulary, write_tokenizer
 from rolltape.record.inprocess.harness import close_client
-from rolltape.record.renderings import RetokenizeOptions
-from rolltape.record.retokenize import Retokenized, retokenize
+from rolltape.record.rechecking.renderings import RetokenizeOptions
+from rolltape.record.rechecking.retokenize import Retokenized, retokenize
 from rolltape.record.sampling import Limits
 from rolltape.record.transport import SGLangTransport
 from rolltape.replay.checks.findings import Finding

@@ -27,8 +27,8 @@ from pydantic import ValidationError
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.graph import message_hash
 
-from rolltape.record.picked import Picked, left_out
-from rolltape.record.renderings import Renderings, RetokenizeOptions
+from rolltape.record.rechecking.picked import Picked, left_out
+from rolltape.record.rechecking.renderings import Renderings, RetokenizeOptions
 from rolltape.record.retrace import message_of
 from rolltape.replay.branches import leaves, path_to
 from rolltape.replay.checks.findings import Finding

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from verifiers.v1.errors import ProviderError
 
-from rolltape.record.picked import Picked, left_out
+from rolltape.record.rechecking.picked import Picked, left_out
 from rolltape.record.transport import RetryPolicy, SGLangTransport
 from rolltape.replay.branches import leaves, path_to
 from rolltape.replay.checks.findings import Finding

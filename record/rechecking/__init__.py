@@ -1,0 +1,1 @@
+"""Recorded messages rendered again, recorded tokens weighed again: `rolltape verify --retokenize`, `--logprobs`."""

@@ -199,8 +199,8 @@ def record(
 def run_with(options: LiveOptions, *, quiet: bool = False) -> Any:
     """`run_live` in an event loop of its own, with the display that suits standard error."""
     from rolltape.record.config import read_config
-    from rolltape.record.folder import expect_free
     from rolltape.record.versions import check_live
+    from rolltape.record.writing.folder import expect_free
 
     check_live()
     read_config(options.config)  # what is wrong there is said before the imports, which take seconds

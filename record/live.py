@@ -27,13 +27,13 @@ from rolltape.record.inprocess.harness import close_client
 from rolltape.record.options import LiveOptions
 from rolltape.record.progress import Progress, Quiet, StepNews
 from rolltape.record.recorder import Recorder, RecorderStatus, folder_of
-from rolltape.record.recover import Recovered
-from rolltape.record.resume import Counters, continued
 from rolltape.record.sampling import Limits, SamplingDefaults
 from rolltape.record.secrets import Secrets
 from rolltape.record.step import StepClosed, close_step
 from rolltape.record.transport import RetryPolicy, SGLangTransport
 from rolltape.record.versions import check_live
+from rolltape.record.writing.recover import Recovered
+from rolltape.record.writing.resume import Counters, continued
 from rolltape.replay.printing.console import err
 from rolltape.replay.printing.words import counted
 from rolltape.replay.run import open_run

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rolltape.record.secrets import MASK, Secrets
-from rolltape.record.store import StoreOptions
+from rolltape.record.writing.store import StoreOptions
 from rolltape.schema.errors import BadInput
 from rolltape.schema.paths import check_name
 from rolltape.schema.storage import AnyPath

@@ -31,14 +31,14 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from rolltape.record.encoder import Encoder
-from rolltape.record.folder import Home, enter, installed_versions, joined_attempt, next_attempt, one_at_a_time
-from rolltape.record.parts import chunks, counted, sound_outcome, sound_record, write_part
-from rolltape.record.recover import Recovered, outcome_record, settle
-from rolltape.record.resume import after_everything, continued
 from rolltape.record.secrets import Secrets
-from rolltape.record.store import Entry, JournalStore, StepKey, StoreOptions, place_of
-from rolltape.record.worker import Worker
+from rolltape.record.writing.encoder import Encoder
+from rolltape.record.writing.folder import Home, enter, installed_versions, joined_attempt, next_attempt, one_at_a_time
+from rolltape.record.writing.parts import chunks, counted, sound_outcome, sound_record, write_part
+from rolltape.record.writing.recover import Recovered, outcome_record, settle
+from rolltape.record.writing.resume import after_everything, continued
+from rolltape.record.writing.store import Entry, JournalStore, StepKey, StoreOptions, place_of
+from rolltape.record.writing.worker import Worker
 from rolltape.replay.run import open_run
 from rolltape.schema import jsontext
 from rolltape.schema.commits import Commit

@@ -12,7 +12,7 @@ from rolltape.record.episode import GroupRun, StepPlace, Try
 from rolltape.record.options import LiveOptions
 from rolltape.record.progress import StepNews
 from rolltape.record.recorder import Committed, Recorder, RecorderStatus
-from rolltape.record.resume import Counters
+from rolltape.record.writing.resume import Counters
 from rolltape.replay.checks.groups import signal
 from rolltape.replay.convert import convert, flatten
 from rolltape.replay.digest import digest

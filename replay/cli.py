@@ -31,7 +31,7 @@ _ELSEWHERE = {
     "demo": ("rolltape.record.demo.cli", "demo", "live"),
     "record": ("rolltape.record.cli", "record", "live"),
     "engine": ("rolltape.record.engine.cli", "engine", "live"),
-    "recover": ("rolltape.record.recover_cli", "recover", ""),
+    "recover": ("rolltape.record.writing.recover_cli", "recover", ""),
     "verify": ("rolltape.replay.commands.verify", "verify_command", ""),
     "rescore": ("rolltape.record.rescoring.cli", "rescore", "live"),
     "launch": ("rolltape.record.launching.cli", "launch_command", "live"),

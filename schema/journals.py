@@ -1,4 +1,4 @@
-"""Reading a journal: its whole frames, and every stretch that is none. `rolltape.record.journal` writes them."""
+"""Reading a journal: its whole frames, and every stretch that is none. `rolltape.record.writing.journal` writes them."""
 
 from __future__ import annotations
 

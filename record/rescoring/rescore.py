@@ -21,7 +21,6 @@ from typing import Any
 import pyarrow as pa
 
 from rolltape.record.config import load_config
-from rolltape.record.folder import enter, installed_versions, next_attempt
 from rolltape.record.rescoring import bounded
 from rolltape.record.rescoring.plan import RescoreOptions, chosen, refuse_out
 from rolltape.record.rescoring.rescored import Changes, changes, write_rescored
@@ -29,6 +28,7 @@ from rolltape.record.rescoring.rows import Member, New, Unit, units
 from rolltape.record.rescoring.scoring import Scorer
 from rolltape.record.rescoring.step import regrouped, settle, with_scores
 from rolltape.record.secrets import Secrets
+from rolltape.record.writing.folder import enter, installed_versions, next_attempt
 from rolltape.replay.outcomes import read_outcomes
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.whole import naming

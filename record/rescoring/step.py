@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from rolltape.record.parts import counted
 from rolltape.record.rescoring.rows import CHANGED, New
+from rolltape.record.writing.parts import counted
 from rolltape.replay.convert import Conversion, SampleGroup, convert, flatten
 from rolltape.replay.digest import digest
 from rolltape.replay.options import ConvertOptions

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import baselines
 
-from rolltape.record.journal import Fsync, Journal, pack_record
+from rolltape.record.writing.journal import Fsync, Journal, pack_record
 from rolltape.schema.encoding import row_of
 
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from record_build import at, commit, emitted, lifelike, trace
 
 from rolltape.record.recorder import Recorder, StoreOptions
-from rolltape.record.recover import recover
+from rolltape.record.writing.recover import recover
 from rolltape.schema import Group, Outcome, Step
 from rolltape.schema.errors import RolltapeError
 from rolltape.schema.table import rows_to_table

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from record_build import trace
 
-from rolltape.record import encoder
-from rolltape.record.journal import Journal
 from rolltape.record.recorder import Recorder, StoreOptions
-from rolltape.record.recover import recover
+from rolltape.record.writing import encoder
+from rolltape.record.writing.journal import Journal
+from rolltape.record.writing.recover import recover
 from rolltape.replay.run import Run, open_run
 from rolltape.schema import Context, Outcome, Step, decode
 from rolltape.schema.errors import BadInput

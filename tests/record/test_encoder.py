@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rolltape.record import encoder as module
-from rolltape.record.encoder import Encoder
-from rolltape.record.store import Entry
-from rolltape.record.worker import Worker
+from rolltape.record.writing import encoder as module
+from rolltape.record.writing.encoder import Encoder
+from rolltape.record.writing.store import Entry
+from rolltape.record.writing.worker import Worker
 from rolltape.schema.errors import BadInput
 
 

@@ -24,9 +24,9 @@ from record_build import (
     trace,
 )
 
-from rolltape.record.journal import Record, read_journal
 from rolltape.record.recorder import NotRecorded, Recorder
-from rolltape.record.recover import recover
+from rolltape.record.writing.journal import Record, read_journal
+from rolltape.record.writing.recover import recover
 from rolltape.replay import open_run
 from rolltape.schema.errors import RunConflict
 

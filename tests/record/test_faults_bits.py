@@ -21,9 +21,9 @@ from record_build import (
     unsynced,
 )
 
-from rolltape.record.journal import Journal, pack_record
 from rolltape.record.recorder import Recorder
-from rolltape.record.recover import recover
+from rolltape.record.writing.journal import Journal, pack_record
+from rolltape.record.writing.recover import recover
 from rolltape.replay import open_run
 from rolltape.replay.verification.verify import verify
 from rolltape.schema import Context, Group, Outcome, RolltapeError, decode

@@ -26,8 +26,8 @@ from record_build import (
 )
 
 from rolltape.record.recorder import NotRecorded, Recorder
-from rolltape.record.recover import recover
-from rolltape.record.worker import Worker
+from rolltape.record.writing.recover import recover
+from rolltape.record.writing.worker import Worker
 from rolltape.replay import open_run
 from rolltape.schema import Group, Step
 from rolltape.schema.errors import BadInput, RunConflict
@@ -162,7 +162,7 @@ def test_closing_ends_in_time_and_counts_what_is_lost_with_the_process(
     recorder = opened(tmp_path / "run", commit_seconds=0.5, ack_seconds=1.0)
     assert recorder.add(trace("journaled"), at(0))
     monkeypatch.setattr(os, "pwrite", hang.around(os.pwrite))
-    monkeypatch.setattr("rolltape.record.parts.write_parquet", hang.around(lambda *_: None))
+    monkeypatch.setattr("rolltape.record.writing.parts.write_parquet", hang.around(lambda *_: None))
     recorder.add(trace("in memory"), at(0))
     commit(recorder, 0, emitted("journaled", "in memory"))
     status = recorder.close(0.2)
@@ -206,7 +206,7 @@ def dead_disk(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "pwrite", fails)
-    monkeypatch.setattr("rolltape.record.parts.write_parquet", fails)
+    monkeypatch.setattr("rolltape.record.writing.parts.write_parquet", fails)
     return monkeypatch
 
 

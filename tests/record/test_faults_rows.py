@@ -24,11 +24,11 @@ from record_build import (
     unsynced,
 )
 
-from rolltape.record import limits
-from rolltape.record import store as store_module
-from rolltape.record.journal import Record, read_journal
 from rolltape.record.recorder import NotRecorded, Recorder, StoreOptions
-from rolltape.record.recover import recover
+from rolltape.record.writing import limits
+from rolltape.record.writing import store as store_module
+from rolltape.record.writing.journal import Record, read_journal
+from rolltape.record.writing.recover import recover
 from rolltape.replay import open_run
 from rolltape.schema import Outcome, Step, decode, frames
 from rolltape.schema.encoding import row_of
@@ -58,7 +58,7 @@ def test_a_journaled_row_that_does_not_read_back_is_lost_alone(tmp_path: Path) -
 
 
 def test_a_row_that_no_table_can_be_made_of_is_lost_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rolltape.record import parts
+    from rolltape.record.writing import parts
 
     real = rows_to_table
 

@@ -9,8 +9,8 @@ import pytest
 from record_build import at, checked, commit, dispositions, emitted, record_step, records_of, trace
 
 from rolltape.record.recorder import Recorder
-from rolltape.record.recover import recover
-from rolltape.record.resume import after_everything
+from rolltape.record.writing.recover import recover
+from rolltape.record.writing.resume import after_everything
 from rolltape.replay.housekeeping.compact import compact
 from rolltape.replay.housekeeping.prune import Wish, prune
 from rolltape.replay.run import open_run

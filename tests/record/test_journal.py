@@ -23,7 +23,7 @@ import pytest
 import zstandard
 from record_build import assert_same_row, recorded, same, trace
 
-from rolltape.record.journal import Fault, Journal, Record, claim, is_alive, pack_record, read_journal, scan
+from rolltape.record.writing.journal import Fault, Journal, Record, claim, is_alive, pack_record, read_journal, scan
 from rolltape.schema import Context, Turn, frames
 from rolltape.schema.encoding import row_of
 from rolltape.schema.errors import BadInput, Damaged
@@ -476,7 +476,7 @@ HOLDER = """
 import sys
 import time
 from pathlib import Path
-from rolltape.record.journal import Journal, pack_record
+from rolltape.record.writing.journal import Journal, pack_record
 journal = Journal(Path(sys.argv[1]))
 journal.append(pack_record("started", {"n": 1}))
 print("ready", flush=True)

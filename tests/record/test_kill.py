@@ -12,7 +12,7 @@ from fault_server import Children
 from record_build import LONG, checked, counts, dispositions, recorded_of_today, records_of
 
 from rolltape.record.recorder import Recorder
-from rolltape.record.recover import recover
+from rolltape.record.writing.recover import recover
 from rolltape.replay import open_run
 from rolltape.replay.run import Run
 from rolltape.schema.errors import RunConflict

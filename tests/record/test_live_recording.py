@@ -28,9 +28,9 @@ from rolltape.record.engine.faults import Switch
 from rolltape.record.live import LiveOptions, LiveSummary, run_live
 from rolltape.record.progress import Quiet, StepNews, TraceNews
 from rolltape.record.recorder import Recorder, StoreOptions
-from rolltape.record.recover import recover
-from rolltape.record.resume import LANE, first_index
 from rolltape.record.transport import SGLangTransport
+from rolltape.record.writing.recover import recover
+from rolltape.record.writing.resume import LANE, first_index
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.verification.verify import verify
 from rolltape.schema.errors import BadInput
@@ -242,7 +242,7 @@ def test_strict_ends_at_a_full_journal_and_still_writes_the_step(
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("rolltape.record.journal.Journal.append", full)
+    monkeypatch.setattr("rolltape.record.writing.journal.Journal.append", full)
     heard = Heard()
     summary = place.live(heard, strict=True)
     assert (summary.stopped, summary.exit_code, len(summary.steps)) == ("strict", 1, 1)
@@ -381,7 +381,7 @@ def test_the_lanes_of_writers_lie_apart() -> None:
 
 def test_writers_that_would_number_alike_are_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.live(groups=1, writer="a")
-    monkeypatch.setattr("rolltape.record.resume.LANES", 2)
+    monkeypatch.setattr("rolltape.record.writing.resume.LANES", 2)
     with pytest.raises(BadInput, match="'a' and 'b' would number their groups alike"):
         place.live(groups=1, writer="b", resume=True)
 

@@ -14,7 +14,7 @@ from rolltape.record.config import env_config
 from rolltape.record.launching.options import RENAMED
 from rolltape.record.miles.options import _NOT_HONOURED, OF_MILES, MilesOptions, _read_own
 from rolltape.record.options import LiveOptions
-from rolltape.record.store import StoreOptions
+from rolltape.record.writing.store import StoreOptions
 
 GUIDE = (Path(__file__).parents[2] / "record" / "MILES.md").read_text(encoding="utf-8")
 SMALLEST, FULL, OWN = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)

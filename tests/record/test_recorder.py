@@ -312,7 +312,7 @@ def test_no_temporary_file_is_left(recorder: Recorder) -> None:
 def test_large_steps_are_written_in_row_groups_of_bounded_size(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rolltape.record.parts.CHUNK_BYTES", 40_000)
+    monkeypatch.setattr("rolltape.record.writing.parts.CHUNK_BYTES", 40_000)
     for i in range(10):
         recorder.add(record(f"{i}", tokens=1000), at(rollout_index=i))
     commit(recorder, 0, emitted(*map(str, range(10))))

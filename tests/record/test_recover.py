@@ -29,10 +29,10 @@ from record_build import (
     unsynced,
 )
 
-from rolltape.record.folder import one_at_a_time
-from rolltape.record.journal import Journal, Record, pack_record, read_journal
 from rolltape.record.recorder import Recorder
-from rolltape.record.recover import Recovered, recover
+from rolltape.record.writing.folder import one_at_a_time
+from rolltape.record.writing.journal import Journal, Record, pack_record, read_journal
+from rolltape.record.writing.recover import Recovered, recover
 from rolltape.replay import open_run
 from rolltape.replay.cli import main
 from rolltape.schema import Context, Outcome, RunNotFound, Step, Turn
@@ -41,7 +41,7 @@ from rolltape.schema.errors import Damaged
 from rolltape.schema.frames import HEAD_BYTES
 from rolltape.schema.paths import Part, RunPaths, folder_of
 
-APPEND = "rolltape.record.journal:Journal.append"
+APPEND = "rolltape.record.writing.journal:Journal.append"
 FRAMES = [*("started", "trace") * 3, "trace", "group", "outcome", "step", "started", "trace"]
 """What `record_two_steps` journals, in order; the last two after the commit of step 0."""
 
@@ -67,14 +67,14 @@ def moments() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"before frame {i}, {kind}", {"where": APPEND, "call": i, "when": "before"}
         yield f"after half of frame {i}, {kind}", {"where": APPEND, "call": i, "when": "half"}
     yield from commit_moments()
-    clear = "rolltape.record.journal:Journal.clear"
+    clear = "rolltape.record.writing.journal:Journal.clear"
     yield "before the journal is emptied", {"where": clear, "call": 1, "when": "before"}
     yield "after the journal is emptied", {"where": clear, "call": 1, "when": "after"}
 
 
 def commit_moments() -> Iterator[tuple[str, dict[str, Any]]]:
     """Those that `recover` has too."""
-    file, put = "rolltape.schema.parquet:HashingFile", "rolltape.record.parts:put_once"
+    file, put = "rolltape.schema.parquet:HashingFile", "rolltape.record.writing.parts:put_once"
     yield "in the middle of the file", {"where": f"{file}.write", "call": 9, "when": "before"}
     yield "before the file has its name", {"where": f"{file}.publish", "call": 1, "when": "before"}
     yield "between file and commit", {"where": put, "call": 1, "when": "before"}
@@ -135,14 +135,14 @@ def recovery_moments() -> Iterator[tuple[str, dict[str, Any]]]:
     for step in (1, 2):
         for name, death in commit_moments():
             yield f"{name} of step {step - 1}", {**death, "call": death["call"] if "write" in death["where"] else step}
-    unlink = {"where": "rolltape.record.recover:Path.unlink", "when": "before"}
+    unlink = {"where": "rolltape.record.writing.recover:Path.unlink", "when": "before"}
     yield "before the journal is removed", {**unlink, "call": 3}
 
 
 @pytest.mark.parametrize("death", [pytest.param(d, id=name) for name, d in recovery_moments()])
 def test_a_recovery_that_dies_is_done_again(tmp_path: Path, children: Children, death: dict[str, Any]) -> None:
     """The writer had died between file and commit of step 0; the journal is put back to before, so that two are left."""
-    told = leftovers(children, tmp_path, where="rolltape.record.parts:put_once", call=1, when="before")
+    told = leftovers(children, tmp_path, where="rolltape.record.writing.parts:put_once", call=1, when="before")
     root = tmp_path / "run"
     [journal] = (root / "journal").glob("*.journal")
     with journal.open("ab") as file:
@@ -160,7 +160,7 @@ def test_a_recovery_that_dies_is_done_again(tmp_path: Path, children: Children, 
 
 def test_a_recovery_that_dies_is_done_again_by_who_opens_the_run(tmp_path: Path, children: Children) -> None:
     told = leftovers(children, tmp_path)
-    put = {"where": "rolltape.record.parts:put_once", "call": 1, "when": "after"}
+    put = {"where": "rolltape.record.writing.parts:put_once", "call": 1, "when": "after"}
     assert children.run("recover_once", root=str(tmp_path / "run"), **put) == DIED
     recorder = Recorder.open(tmp_path / "run", resume=True, start_step=2)
     assert recorder.attempt == 1
@@ -178,7 +178,7 @@ def test_a_journal_that_lost_its_end_to_a_power_cut_gives_every_frame_before_it(
     tmp_path: Path, children: Children
 ) -> None:
     """Pages that were not synced read as zeros, from any byte on."""
-    death = {"where": "rolltape.record.parts:write_parquet", "call": 1, "when": "before"}
+    death = {"where": "rolltape.record.writing.parts:write_parquet", "call": 1, "when": "before"}
     leftovers(children, tmp_path, **death)
     source = tmp_path / "run"
     [journal] = (source / "journal").glob("*.journal")
@@ -299,7 +299,7 @@ def test_what_came_late_for_a_committed_step_becomes_a_part_of_its_own_once(dead
         journal.append(trace_frame(dead, "a"))
         journal.append(trace_frame(dead, name))
         journal.close()
-        put = {"where": "rolltape.record.parts:put_once", "call": 1, "when": "after"}
+        put = {"where": "rolltape.record.writing.parts:put_once", "call": 1, "when": "after"}
         assert children.run("recover_once", root=str(dead), **put) == DIED
         recover(dead)
     writers = [c.part.writer for c in open_run(dead).commits(steps=1)]
@@ -434,7 +434,7 @@ def test_a_disk_that_is_full_keeps_the_journal_for_later(dead: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("rolltape.record.parts.write_parquet", full)
+        patched.setattr("rolltape.record.writing.parts.write_parquet", full)
         result = recover(dead)
         assert any("cannot be settled now" in fault for fault in result.faults)
         assert (result.committed, result.discarded) == ([], [])

@@ -14,7 +14,7 @@ from record_s3 import Road, road
 from typer.testing import CliRunner
 
 from rolltape.record.recorder import NotRecorded, Recorder, StoreOptions
-from rolltape.record.recover import recover
+from rolltape.record.writing.recover import recover
 from rolltape.replay.cli import app
 from rolltape.replay.housekeeping.compact import compact
 from rolltape.replay.housekeeping.prune import Wish, prune

@@ -12,10 +12,10 @@ import pytest
 
 from rolltape.record.cli import summary_text
 from rolltape.record.engine import DemoEngine, write_tokenizer
-from rolltape.record.journal import read_journal
 from rolltape.record.live import LiveOptions, run_live
 from rolltape.record.progress import Quiet, TraceNews
 from rolltape.record.secrets import Secrets
+from rolltape.record.writing.journal import read_journal
 from rolltape.replay.run import open_run
 from rolltape.replay.verification.verify import verify
 from rolltape.schema.decoding import decode

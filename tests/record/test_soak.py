@@ -21,7 +21,7 @@ import pytest
 from record_build import LONG, Record, at, checked, counts, emitted, lifelike, record_step, records_of, trace, unsynced
 
 from rolltape.record.recorder import Recorder, StoreOptions
-from rolltape.record.recover import recover
+from rolltape.record.writing.recover import recover
 from rolltape.replay import open_run
 from rolltape.schema import Context, Group, Outcome, Step, encoding
 from rolltape.schema.paths import folder_of
@@ -205,7 +205,7 @@ def test_counts_are_exact_in_every_step_and_memory_stays_flat_over_a_long_run(tm
 
 
 def test_a_step_is_written_with_few_of_its_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rolltape.record import parts
+    from rolltape.record.writing import parts
 
     monkeypatch.setattr(parts, "CHUNK_BYTES", 40_000)
     recorder = Recorder.open(tmp_path / "run", store=StoreOptions(keep_bytes=0))

@@ -25,9 +25,9 @@ from rolltape.record.engine import DemoEngine, Fault, Faults, write_tokenizer
 from rolltape.record.engine.faults import Switch
 from rolltape.record.inprocess.harness import close_client
 from rolltape.record.recorder import NotRecorded
-from rolltape.record.resume import first_index
 from rolltape.record.sampling import Limits
 from rolltape.record.transport import SGLangTransport
+from rolltape.record.writing.resume import first_index
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.verification.verify import verify
 from rolltape.schema.errors import BadInput

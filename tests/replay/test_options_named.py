@@ -44,7 +44,7 @@ _SENTENCES_OF = {
     "record/rescoring/plan.py": ("rescore",),
     "record/live.py": ("record",),
     "record/config.py": ("record",),
-    "record/resume.py": ("record",),
+    "record/writing/resume.py": ("record",),
     "record/transport.py": ("record",),
     "record/demo/folder.py": ("demo",),
     "record/demo/start.py": ("demo",),

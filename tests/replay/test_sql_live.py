@@ -12,7 +12,7 @@ import pytest
 from replay_build import turn
 
 from rolltape.record.recorder import Recorder
-from rolltape.record.recover import recover
+from rolltape.record.writing.recover import recover
 from rolltape.replay import open_run
 from rolltape.replay.sql import live
 from rolltape.replay.sql.connection import ask

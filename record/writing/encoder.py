@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rolltape.record.store import CLOSED, Entry
-from rolltape.record.worker import Worker
+from rolltape.record.writing.store import CLOSED, Entry
+from rolltape.record.writing.worker import Worker
 from rolltape.schema.errors import BadInput
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rolltape.record.recover import Recovered
+from rolltape.record.writing.recover import Recovered
 from rolltape.replay.printing.console import out, print_json
 from rolltape.replay.printing.words import counted
 
@@ -31,7 +31,7 @@ def recover(
 
     Exit code: 0 settled, or nothing to settle; 1 something could not be read or settled and is named; 2 refused.
     """
-    from rolltape.record.recover import recover as settle
+    from rolltape.record.writing.recover import recover as settle
 
     found = settle(run, state)
     if as_json:

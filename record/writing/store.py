@@ -23,9 +23,9 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, TypeVar
 
-from rolltape.record.journal import Fsync, Journal, Reserve
-from rolltape.record.limits import LARGEST_COLUMN, drop_extra, fit
-from rolltape.record.worker import Worker
+from rolltape.record.writing.journal import Fsync, Journal, Reserve
+from rolltape.record.writing.limits import LARGEST_COLUMN, drop_extra, fit
+from rolltape.record.writing.worker import Worker
 from rolltape.schema.encoding import Row
 from rolltape.schema.errors import BadInput
 from rolltape.schema.frames import pack_record, unpack_frame

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from rolltape.record.folder import one_at_a_time
-from rolltape.record.journal import Fault, Record, claim, read_at, read_journal
-from rolltape.record.parts import chunks, write_part
+from rolltape.record.writing.folder import one_at_a_time
+from rolltape.record.writing.journal import Fault, Record, claim, read_at, read_journal
+from rolltape.record.writing.parts import chunks, write_part
 from rolltape.replay.outcomes import read_outcomes
 from rolltape.replay.run import Run, open_run
 from rolltape.schema.commits import Commit

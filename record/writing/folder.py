@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from rolltape.record.journal import is_alive
+from rolltape.record.writing.journal import is_alive
 from rolltape.replay.run import open_run
 from rolltape.schema.errors import RolltapeError, RunConflict
 from rolltape.schema.fields import SCHEMA_VERSION

@@ -1,0 +1,1 @@
+"""A run written: its folder, the journal, the parts that are committed, and what a writer that died left behind."""

@@ -86,6 +86,9 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
+            if found := getattr(error.__cause__, "errors", None):  # of a wrong value typer says what pydantic said
+                said, given = str(error.message).removeprefix("Value error, "), found()[0]["input"]  # type: ignore[attr-defined]
+                error.message = said if repr(given) in said else f"{said} (found {given!r})"  # type: ignore[attr-defined]
             if possible := getattr(error, "possibilities", None):
                 asked = getattr(error, "option_name", "").lstrip("-")
                 near = difflib.get_close_matches(asked, [name.lstrip("-") for name in possible], cutoff=_ALIKE)

@@ -467,3 +467,11 @@ def test_of_an_option_that_is_not_known_only_those_written_alike_are_named(
     assert f"No such option: {given}" in said
     assert ("Possible options" in said) == bool(named)
     assert named in said
+
+
+@pytest.mark.parametrize(("option", "given"), [("--by", "colour"), ("--last", "several")])
+def test_of_a_wrong_value_what_was_given_is_said_in_plain_words(rolltape: Run, option: str, given: str) -> None:
+    code, _, said = rolltape("stats", "run", option, given)
+    assert code == 2
+    assert f"'{given}'" in said
+    assert "Value error" not in said

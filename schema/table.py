@@ -111,6 +111,20 @@ def rows_to_table(rows: Sequence[Row]) -> pa.Table:
     return pa.Table.from_arrays([_column(f, rows, offsets) for f in TRACE.fields], schema=TRACE.arrow)
 
 
+def chunked(rows: Iterable[Row], most: int) -> Iterator[list[Row]]:
+    """`rows` in lists of roughly at most `most` bytes of memory, or of one row."""
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        if chunk and size + row.nbytes > most:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(row)
+        size += row.nbytes
+    if chunk:
+        yield chunk
+
+
 def with_outcomes(table: pa.Table, outcomes: Iterable[Outcome]) -> pa.Table:
     """`table` with the outcome columns appended: null for a trace that has none.
 

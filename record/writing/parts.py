@@ -26,7 +26,7 @@ from rolltape.schema.fields import ROW
 from rolltape.schema.parquet import put_once, write_parquet
 from rolltape.schema.paths import Part, RunPaths
 from rolltape.schema.records import Group, Outcome, Step
-from rolltape.schema.table import rows_to_table, with_outcomes
+from rolltape.schema.table import chunked, rows_to_table, with_outcomes
 
 logger = logging.getLogger(__name__)
 
@@ -161,25 +161,12 @@ def sound_record(record: Record) -> Record:
 
 def chunks(rows: Iterable[Row]) -> Iterator[pa.Table]:
     """Tables of about CHUNK_BYTES, or of one row. A row that no table can be made of is left out, with a log entry."""
-    for chunk in _chunked(rows):
+    for chunk in chunked(rows, CHUNK_BYTES):
         table = _table(chunk)
         chunk.clear()
         yield table
         del table
         pa.default_memory_pool().release_unused()  # it keeps several times of what is in use
-
-
-def _chunked(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    chunk: list[Row] = []
-    size = 0
-    for row in rows:
-        if chunk and size + row.nbytes > CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(row)
-        size += row.nbytes
-    if chunk:
-        yield chunk
 
 
 def _table(rows: list[Row]) -> pa.Table:

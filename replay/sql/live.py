@@ -6,7 +6,7 @@ other way round it would be found nowhere. A last frame that is still being writ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from rolltape.schema.encoding import Row
 from rolltape.schema.frames import Record
 from rolltape.schema.journals import Fault, scan
 from rolltape.schema.paths import Part, folder_of
-from rolltape.schema.table import rows_to_table, with_outcomes
+from rolltape.schema.table import chunked, rows_to_table, with_outcomes
 
 CHUNK_BYTES = 64 << 20
 """Rows that are made into one table, roughly."""
@@ -77,22 +77,9 @@ def rows_of(found: Journaled, label: str, splits: Iterable[str], selection: Sele
             wanted.setdefault(superseded, []).append(row)
     tables = []
     for superseded, rows in wanted.items():
-        for chunk in _chunks(rows):
+        for chunk in chunked(rows, CHUNK_BYTES):
             table = with_outcomes(rows_to_table(chunk), [])
             for name, value in zip(KNOWN.names, (label, found.run.run_id, superseded, True), strict=True):
                 table = table.append_column(KNOWN.field(name), pa.repeat(value, len(chunk)))
             tables.append(table)
     return tables
-
-
-def _chunks(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    chunk: list[Row] = []
-    size = 0
-    for row in rows:
-        if chunk and size + row.nbytes > CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(row)
-        size += row.nbytes
-    if chunk:
-        yield chunk

@@ -22,6 +22,8 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -385,9 +387,12 @@ class _Rows:
         return [v for n, v in zip(everyone.tolist(), values, strict=False) if n in wanted and v is not None]
 
     def _waiting(self, i: int) -> float:
-        """Seconds of the conversation that the engine was not at work; 0 where it said nothing about its own."""
+        """Seconds of the conversation that the engine was not at work; 0 where it said nothing about its own.
+
+        Added up one by one: `sum` rounds otherwise from Python 3.12 on, and a batch is to be the same on every Python.
+        """
         known = [x for x in self.latency[i] or () if x is not None]
-        return max(0.0, self.seconds[i] - sum(known)) if known else 0.0
+        return max(0.0, self.seconds[i] - reduce(add, known)) if known else 0.0
 
 
 _SPAN = ("generation_start", "generation_end")

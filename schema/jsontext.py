@@ -51,6 +51,8 @@ _TEXT = frozenset((str,))
 _LISTS = frozenset((dict, list))
 _INT64 = range(-(1 << 63), 1 << 63)
 _MOST_NESTED = 1000
+_MOST_LEVELS = 950
+"""Levels that JSON values may have. Python 3.11 reads 985 of them, from an empty stack."""
 _MOST_REMEMBERED = 64 << 10
 _MARSHAL_VERSION = 2  # says the type of each value, and floats bit for bit
 _In = TypeVar("_In")
@@ -86,7 +88,7 @@ def to_json(value: Any) -> tuple[str, bool]:
         if "JSON compliant" not in str(error):
             raise
         text, exact = _STRICT(json.loads(_RAW(value), parse_constant=lambda _: None)), False
-    _check_keys(value)
+    _check_shape(value)
     cleaned, valid = clean_text(text)
     return cleaned, exact and valid
 
@@ -152,20 +154,26 @@ def as_json(value: Any, path: str, problems: list[str]) -> Any:
         return {}
     try:
         text = _RAW(value)
-        _check_keys(value)
+        _check_shape(value)
         return from_json(text)
     except Exception:  # also what an object of somebody else's raises
         return plain(value, path, problems)
 
 
-def _check_keys(value: Any) -> None:
-    """Raise TypeError where a key in `value` (without cycles) is no text: `json` writes 1 and "1" alike."""
-    todo = [value] if isinstance(value, _NESTED) else []
-    while todo:
-        item = todo.pop()
-        if isinstance(item, dict):
-            "".join(item)  # raises; the fastest way to look at every key
-        todo += [v for v in (item.values() if isinstance(item, dict) else item) if isinstance(v, _NESTED)]
+def _check_shape(value: Any) -> None:
+    """Raise TypeError where a key in `value` (without cycles) is no text, for `json` writes 1 and "1" alike; RecursionError
+    where it lies deeper than every Python reads: from 3.12 on `json` writes what 3.11 cannot read."""
+    level = [value] if isinstance(value, _NESTED) else []
+    for _ in range(_MOST_LEVELS):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                "".join(item)  # raises; the fastest way to look at every key
+            below += [v for v in (item.values() if isinstance(item, dict) else item) if isinstance(v, _NESTED)]
+        if not below:
+            return
+        level = below
+    raise RecursionError(f"nested more than {_MOST_LEVELS} levels deep")
 
 
 def _compress(data: bytes) -> bytes:
@@ -201,7 +209,7 @@ def fits_extra(value: Any) -> bool:
     """Whether `pack_extra` keeps `value` as it is: JSON values and bytes, no cycles, keys that are text."""
     try:
         _CHECK(value)
-        _check_keys(value)
+        _check_shape(value)
     except Exception:  # also what an object of somebody else's raises
         return False
     return True

@@ -227,6 +227,16 @@ def test_what_the_engine_said_of_each_turn_reaches_the_sample() -> None:
     assert sample.non_generation_time == 1.25
 
 
+def test_time_without_the_engine_is_the_same_on_every_python() -> None:
+    nodes: list[Record] = []
+    for i in range(10):
+        nodes += [said(len(nodes) - 1 if nodes else None, [i]), reply(len(nodes), [], [100 + i])]
+    record = trace(*nodes)
+    record["timing"]["generation"] = {"start": 100.0, "end": 102.0}
+    [sample] = samples(converted([record], contexts=[Context(turns=(Turn(latency=0.1),) * 10)]))
+    assert sample.non_generation_time == 2.0 - 0.9999999999999999  # ten times 0.1, one after the other
+
+
 def test_prompt_tokens_that_were_cached_count_in_the_total() -> None:
     usage = {
         "prompt_tokens": 1,

@@ -268,6 +268,16 @@ def test_json_nested_as_deeply_as_json_itself_goes_survives() -> None:
         assert [text_of(r["info"]) for r in found] == [text_of(r["info"]) for r in given]
 
 
+@pytest.mark.parametrize("place", ["info", "future"])
+def test_json_nested_deeper_than_every_python_reads_is_cut_on_every_python(place: str, tmp_path: Path) -> None:
+    for levels, whole in ((900, True), (960, False), (3_000, False)):
+        value: Any = []
+        for _ in range(levels):
+            value = [value]
+        [found] = kept([record(**{place: {"x": value}})], tmp_path)
+        assert (text_of(found[place]).count("[") > 900) == whole
+
+
 # -- numbers at their borders
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rolltape.record.secrets import MASK, Secrets
 from rolltape.record.writing.store import StoreOptions
+from rolltape.replay.tokenizer import vocabulary_size
 from rolltape.schema.errors import BadInput
 from rolltape.schema.paths import check_name
 from rolltape.schema.storage import AnyPath
@@ -163,7 +164,12 @@ class LiveOptions:
 
     def conversion(self) -> dict[str, Any]:
         """The options that decide what a trace is converted into."""
-        return {"branch_policy": self.branch_policy, "min_group_size": self.min_group_size, "strict": self.strict}
+        return {
+            "branch_policy": self.branch_policy,
+            "min_group_size": self.min_group_size,
+            "strict": self.strict,
+            "vocab_size": vocabulary_size(self.model, self.tokenizer or self.model),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, one per option. Patterns of secrets are left out: they may spell one."""

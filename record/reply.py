@@ -16,6 +16,12 @@ from typing import Any
 MAX_LOGPROB = 1e-3
 """Above 0 by more than this is no rounding: such a log-prob is refused (the same bound as the checks')."""
 
+MIN_LOGPROB = -3.4e38
+"""Below this float32 holds it as minus infinity."""
+
+TOKEN_IDS = range(1 << 31)
+"""What a column holds; which of them the model has is for the checks to say."""
+
 ABORTED = 503
 """HTTP status of an aborted request whose reply names none: another try may pass."""
 
@@ -80,6 +86,19 @@ def read_reply(payload: object) -> Reply:
     return Reply(token_ids, logprobs, finish_reason, meta)
 
 
+def check_asked(reply: Reply, prompt_tokens: int, most: int) -> None:
+    """Raise BadReply where the engine counts another prompt than the `prompt_tokens` ids that it was sent, or has sampled
+    more than `most` tokens."""
+    seen = reply.meta.get("prompt_tokens")
+    if seen is not None and seen != prompt_tokens:
+        raise BadReply(
+            f"The engine was sent a prompt of {prompt_tokens} tokens and counts {_short(seen)}: it saw another text, to which "
+            "the log-probs belong. Start it without truncation of long prompts (SGLang: --allow-auto-truncate)."
+        )
+    if len(reply.token_ids) > most:
+        raise BadReply(f"The engine was asked for at most {most} tokens and sent {len(reply.token_ids)}.")
+
+
 def _finish_reason(meta: Mapping[str, Any]) -> str:
     reason = meta.get("finish_reason")
     if isinstance(reason, str):
@@ -135,6 +154,12 @@ def _sampled(meta: Mapping[str, Any]) -> tuple[list[int], list[Any]]:
         raise BadReply(
             f"output_token_logprobs[{position}] holds the token id {_short(token_ids[position])}, no integer."
         )
+    if min(token_ids) not in TOKEN_IDS or max(token_ids) not in TOKEN_IDS:
+        position = next(i for i, token in enumerate(token_ids) if token not in TOKEN_IDS)
+        raise BadReply(
+            f"output_token_logprobs[{position}] holds the token id {_short(token_ids[position])}; expected one from 0 to "
+            f"{TOKEN_IDS[-1]}."
+        )
     return token_ids, logprobs
 
 
@@ -185,13 +210,13 @@ def _check_logprobs(logprobs: list[Any]) -> None:
     # Built-ins rather than numpy: numpy lets go of the interpreter lock, and with renderers busy in threads the event
     # loop would wait for it after every reply.
     numbers = logprobs if all(type(value) is float for value in logprobs) else [_number(value) for value in logprobs]
-    if all(map(math.isfinite, numbers)) and max(numbers) <= MAX_LOGPROB:
+    if all(map(math.isfinite, numbers)) and max(numbers) <= MAX_LOGPROB and min(numbers) >= MIN_LOGPROB:
         return
-    bad = [i for i, value in enumerate(numbers) if not (math.isfinite(value) and value <= MAX_LOGPROB)]
+    bad = [i for i, value in enumerate(numbers) if not MIN_LOGPROB <= value <= MAX_LOGPROB]
     position = bad[0]
     raise BadReply(
         f"The log-prob at position {position} of {len(logprobs)} is {_short(logprobs[position])} "
-        f"({len(bad)} such in the reply); expected a finite number of at most {MAX_LOGPROB:g}."
+        f"({len(bad)} such in the reply); expected a finite number of float32, of at most {MAX_LOGPROB:g}."
     )
 
 

@@ -20,7 +20,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -28,9 +28,9 @@ from typing import Any, TypeVar
 import aiohttp
 from verifiers.v1.errors import OverlongPromptError, ProviderError, model_error
 
-from rolltape.record.reply import BadReply, Reply, read_reply
+from rolltape.record.reply import BadReply, Reply, check_asked, read_reply
 from rolltape.record.sampling import Limits, SamplingDefaults, engine_params, left_out, rename
-from rolltape.schema.records import Turn
+from rolltape.schema.records import Turn, number
 
 logger = logging.getLogger(__name__)
 
@@ -186,6 +186,8 @@ class SGLangTransport:
         session = self._sessions.setdefault(session_id, _Session()) if session_id else _Session()
         async with self._running(session, payload["rid"]):
             reply, retries = await self._generate(payload, session_id, self._send)
+        with _provider_error():
+            check_asked(reply, len(payload["input_ids"]), payload["sampling_params"]["max_new_tokens"])
         session.turns.append(_turn(reply, retries))
         return RawResponse(reply.to_renderers())
 
@@ -435,18 +437,26 @@ def _refusal(refused: Refused) -> ProviderError:
 
 def checked(payload: object) -> Reply:
     """The reply in the decoded JSON `payload`; raises ProviderError where it cannot be used."""
-    try:
+    with _provider_error():
         return read_reply(payload)
+
+
+@contextlib.contextmanager
+def _provider_error() -> Iterator[None]:
+    """Raise BadReply as ProviderError, with its status."""
+    try:
+        yield
     except BadReply as error:
         raise ProviderError(str(error), status_code=error.status) from None
 
 
 def _read(raw: bytes) -> Reply:
     try:
-        return checked(json.loads(raw))
-    except ValueError as error:
+        payload = json.loads(raw)
+    except (ValueError, RecursionError) as error:
         start = raw[:200].decode(errors="replace")
         raise ProviderError(f"The engine's reply is not JSON ({error}); it begins with {start!r}.") from None
+    return checked(payload)
 
 
 def _turn(reply: Reply, retries: int) -> Turn:
@@ -456,7 +466,7 @@ def _turn(reply: Reply, retries: int) -> Turn:
     return Turn(
         weight_version=None if version is None else str(version),
         cached_tokens=_whole(meta.get("cached_tokens")),
-        latency=_real(meta.get("e2e_latency")),
+        latency=number(meta.get("e2e_latency")),
         engine=None if engine is None else str(engine),
         prompt_tokens=_whole(meta.get("prompt_tokens")),
         completion_tokens=_whole(meta.get("completion_tokens")),
@@ -467,10 +477,6 @@ def _turn(reply: Reply, retries: int) -> Turn:
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _real(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _model_path(payload: Any) -> list[Any]:

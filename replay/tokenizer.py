@@ -6,9 +6,11 @@ machine without network is told so in seconds, and not after every retry of ever
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +59,8 @@ def _of_hub(named: str, ask: bool) -> str:
             f"There is no tokenizer folder {named}; hub ids need the extra 'live': {install('live')}."
         ) from error
     for name in FILES:
-        if isinstance(file := hub.try_to_load_from_cache(named, name, cache_dir=constants.HF_HUB_CACHE), str):
-            return str(Path(file).parent)
+        if file := _cached(named, name):
+            return str(file.parent)
     neither = f"There is no tokenizer folder {named}, and no tokenizer of that id in the hub's local cache"
     if constants.HF_HUB_OFFLINE or not ask:
         why = "HF_HUB_OFFLINE is set, so the hub was not asked" if constants.HF_HUB_OFFLINE else "the hub was not asked"
@@ -71,6 +73,35 @@ def _of_hub(named: str, ask: bool) -> str:
             f"{neither}, and the hub did not give one ({type(error).__name__}: {said[0]}). Give a folder with --tokenizer."
         ) from error
     return named
+
+
+def vocabulary_size(*named: str) -> int | None:
+    """How many token ids a model has, as the first config.json says that lies at one of these: folders, or ids in the local
+    cache. None where there is none; asks no network.
+
+    A tokenizer does not say it: models round up what their tokenizers need.
+    """
+    for place in named:
+        file = Path(place).expanduser() / "config.json"
+        if not file.is_file():
+            file = _cached(place, "config.json") or file
+        with suppress(OSError, ValueError, RecursionError, AttributeError):
+            config = json.loads(file.read_text(encoding="utf-8"))
+            size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+            if type(size) is int and size > 0:
+                return size
+    return None
+
+
+def _cached(named: str, name: str) -> Path | None:
+    """A file of a hub id in the local cache."""
+    with suppress(ImportError, ValueError):
+        import huggingface_hub as hub
+        from huggingface_hub import constants
+
+        if isinstance(file := hub.try_to_load_from_cache(named, name, cache_dir=constants.HF_HUB_CACHE), str):
+            return Path(file)
+    return None
 
 
 def quiet() -> None:

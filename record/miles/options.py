@@ -23,6 +23,7 @@ from rolltape.record.recorder import StoreOptions
 from rolltape.record.sampling import Limits, SamplingDefaults
 from rolltape.replay.miles import RUN_VARIABLE, has_rollout_id
 from rolltape.replay.options import ConvertOptions, Expectations
+from rolltape.replay.tokenizer import vocabulary_size
 from rolltape.replay.verification.expect import parse_expectations
 from rolltape.schema.errors import BadInput
 
@@ -187,6 +188,7 @@ class MilesOptions:
             min_group_size=None if evaluation else self.own.get("min_group_size"),
             strict=bool(self.own.get("strict", False)) and not evaluation,
             reward_key=None if theirs or evaluation else getattr(self.args, "reward_key", None),
+            vocab_size=vocabulary_size(self.args.hf_checkpoint),
             unscored="allow" if theirs or evaluation else "refuse",
             expect=Expectations() if evaluation else self.expect,
         )

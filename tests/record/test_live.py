@@ -235,6 +235,18 @@ def in_process(taskset: str, more: str = "") -> str:
     return f'{more}\n[taskset]\nid = "{taskset}"\n[harness]\nid = "rolltape.record.inprocess"\n'
 
 
+def test_ids_that_the_model_does_not_have_are_not_trained(bench: Bench) -> None:
+    model = bench.folder / "model"
+    model.mkdir()
+    for size, emitted in ((10_000, 8), (300, 0)):
+        (model / "config.json").write_text(json.dumps({"vocab_size": size}))
+        summary, _ = bench.run(model=str(model), run=bench.folder / f"run{size}", rollouts=2)
+        assert summary.counts["emitted"] == emitted
+        [step] = open_run(bench.folder / f"run{size}").steps()
+        assert step.options["vocab_size"] == size
+    assert re.search(r"token_id: node 0 has token id \d+ at token \d+; expected 0 to 299", str(summary.reasons))
+
+
 def test_a_group_reward_that_raises_costs_its_group_and_its_traces_stay(bench: Bench) -> None:
     summary, run = bench.run(in_process(bench.taskset(GROUPED)), groups=3, rollouts=2, max_response=8)
     assert summary.exit_code == 0

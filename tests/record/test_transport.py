@@ -176,7 +176,7 @@ def test_the_routed_experts_key_of_a_bridged_turn_and_unknown_keys_never_reach_t
 
 def test_priority_cache_salt_and_adapter_travel_under_sglangs_names() -> None:
     async def use(transport: SGLangTransport, engine: Engine) -> Any:
-        body = {"token_ids": [1], "sampling_params": {}, "priority": 3, "cache_salt": "salt"}
+        body = {"token_ids": [1, 2, 3], "sampling_params": {}, "priority": 3, "cache_salt": "salt"}
         await transport.post("", body=body)
         return engine.requests[0]
 
@@ -240,7 +240,7 @@ def test_only_the_first_prompt_of_an_episode_is_held_to_the_prompt_limit() -> No
         await ask(transport, prompt=[1] * 9)
         return len(engine.requests)
 
-    assert run([answer()], use, limits=Limits(response=50, prompt=4)) == 2
+    assert run([answer(prompt_tokens=...)], use, limits=Limits(response=50, prompt=4)) == 2
 
 
 def test_ten_thousand_other_episodes_later_a_second_turn_is_still_a_second_turn() -> None:
@@ -251,7 +251,7 @@ def test_ten_thousand_other_episodes_later_a_second_turn_is_still_a_second_turn(
         await ask(transport, session="first", prompt=[1] * 9)
         return len(transport.turns("first"))
 
-    assert run([answer()], use, limits=Limits(response=50, prompt=4)) == 2
+    assert run([answer(prompt_tokens=...)], use, limits=Limits(response=50, prompt=4)) == 2
 
 
 def test_a_request_that_nothing_limits_names_the_setting() -> None:
@@ -311,6 +311,19 @@ def test_optional_meta_fields_may_be_missing() -> None:
         assert turn.weight_version is turn.cached_tokens is turn.latency is turn.engine is turn.prompt_tokens is None
 
     run([reply], use)
+
+
+def test_a_latency_beyond_every_float_is_left_out() -> None:
+    async def use(transport: SGLangTransport, _: Engine) -> Any:
+        await ask(transport)
+        return transport.turns("trace")
+
+    [turn] = run([answer(e2e_latency=10**400)], use)
+    assert turn.latency is None
+
+
+def test_a_reply_nested_too_deeply_is_no_json() -> None:
+    assert "reply is not JSON" in str(refused((200, "[" * 200_000)))
 
 
 def test_length_is_told_apart_from_stop() -> None:
@@ -374,6 +387,12 @@ def test_null_plain_and_unknown_finish_reasons_are_errors_and_never_stop(reason:
         (answer(output_token_logprobs=[[-0.1, 20], [-0.1]]), "output_token_logprobs[1]"),
         (answer(output_token_logprobs=[[-0.1, 20], None]), "output_token_logprobs[1]"),
         (answer(output_token_logprobs=[[-0.1, 20], [-0.1, "21"]]), "holds the token id '21'"),
+        (answer([20, -1]), "output_token_logprobs[1] holds the token id -1; expected one from 0 to 2147483647"),
+        (answer([20, 2**70]), "output_token_logprobs[1] holds the token id 1180591620717411303424; expected"),
+        (answer(output_token_logprobs=[[-0.1, 20], [-1e39, 21]]), "position 1 of 2 is -1e+39"),
+        (answer(prompt_tokens=2), "sent a prompt of 3 tokens and counts 2: it saw another text"),
+        (answer(prompt_tokens="3"), "sent a prompt of 3 tokens and counts '3'"),
+        (answer(list(range(101))), "asked for at most 100 tokens and sent 101"),
         ({"text": "hello"}, "no meta_info"),
         ([], "JSON list"),
     ],

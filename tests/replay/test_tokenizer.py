@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rolltape.replay.tokenizer import decoder, located
+from rolltape.replay.tokenizer import decoder, located, vocabulary_size
 from rolltape.schema.errors import BadInput
 
 
@@ -67,6 +67,25 @@ def test_an_id_is_found_in_the_cache_and_else_refused_at_once_where_the_hub_is_n
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(BadInput, match="HF_HUB_OFFLINE is set"):
         located("someone/large")
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        ('{"vocab_size": 151936}', 151936),
+        ('{"text_config": {"vocab_size": 262208}}', 262208),
+        ('{"vocab_size": null}', None),
+        ('{"vocab_size": "151936"}', None),
+        ('{"vocab_size": 0}', None),
+        ("[1]", None),
+        ("[" * 100_000, None),
+        ("{", None),
+    ],
+)
+def test_how_many_ids_a_model_has_is_what_its_config_says(tmp_path: Path, config: str, size: int | None) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert vocabulary_size("demo", str(tmp_path)) == size
+    assert vocabulary_size(str(tmp_path / "none"), "someone/large") is None
 
 
 def test_a_hub_that_cannot_be_reached_is_told_and_not_tried_again(

@@ -18,7 +18,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,9 @@ import numpy as np
 from rolltape.record.writing.folder import one_at_a_time
 from rolltape.record.writing.journal import Fault, Record, claim, read_at, read_journal
 from rolltape.record.writing.parts import chunks, write_part
+from rolltape.replay.checks.groups import other_sums
 from rolltape.replay.outcomes import read_outcomes
+from rolltape.replay.printing.words import counted
 from rolltape.replay.run import Run, open_run
 from rolltape.schema.commits import Commit
 from rolltape.schema.decoding import decode
@@ -129,10 +131,22 @@ class _StepLeft:
     """What a journal says of one step. Rows are named by their place in the file, the last one of a trace counts."""
 
     offsets: dict[str, tuple[Place, int]] = field(default_factory=dict)
+    rewards: dict[str, Mapping[str, float | None]] = field(default_factory=dict)
+    """Of these rows."""
     started: int = 0
     groups: dict[int, Group] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     step: Step | None = None
+
+    def outdated(self) -> set[str]:
+        """Traces whose last rows are not there: what their group adds up to is not what its record says."""
+        found: set[str] = set()
+        for group in self.groups.values():
+            rewards = {t: self.rewards[t] for t in group.trace_ids if t in self.rewards}
+            if len(rewards) == len(group.trace_ids) and any(other_sums(group, list(rewards.values()))):
+                lacking = {t for t, given in rewards.items() if group.rewards.keys() - given.keys()}
+                found |= lacking or rewards.keys()
+        return found
 
 
 def _settle(paths: RunPaths, file: Path, descriptor: int, attempt: int, writer: str, result: Recovered) -> bool:
@@ -167,6 +181,7 @@ def _take(record: Record, left: dict[StepKey, _StepLeft]) -> None:
         step.started += d["n"]
     elif record.kind == "trace" and record.row is not None:
         step.offsets[record.row.values["trace_id"]] = (record.row.order, record.offset)
+        step.rewards[record.row.values["trace_id"]] = record.row.values["rewards"] or {}
     elif record.kind == "group":
         group = Group.from_dict(d["group"])
         step.groups[group.group_index] = group
@@ -218,12 +233,18 @@ def _commit_step(run: Run, part: Part, key: StepKey, left: _StepLeft, descriptor
     rows: list[tuple[Place, int | Row]] = list(left.offsets.values())
     rows += _uncommitted_rows(paths, part, left, result)
     rows.sort(key=lambda row: row[0])
+    outdated = left.outdated()
+    if outdated:
+        result.faults.append(
+            f"{part.stem}: {counted(len(outdated), 'trace')} as {'it was' if len(outdated) == 1 else 'they were'} before the "
+            "group rewards, for the later rows were not written; that is noted on them, and their reward left out."
+        )
     base = left.step or Step(split=key[0], eval_name=key[2], step=key[1])
     started = max(left.started, base.counts.get("started", 0), len(rows))
     commit = write_part(
         paths,
         part,
-        chunks(_stream(rows, descriptor, result)),
+        chunks(_as_known(row, outdated) for row in _stream(rows, descriptor, result)),
         outcomes=[_of(left, place[3]) for place, _ in rows],
         groups=list(left.groups.values()),
         step=replace(base, attempt=part.attempt, writer=part.writer, counts={**base.counts, "started": started}),
@@ -279,6 +300,17 @@ def _stream(rows: Sequence[tuple[Place, int | Row]], descriptor: int, result: Re
             continue
         if row is not None:
             yield row
+
+
+def _as_known(row: Row, outdated: Set[str]) -> Row:
+    """`row`; without a total where its rewards are not all that were given."""
+    if row.values["trace_id"] in outdated:
+        row.values["reward"] = None
+        row.values["problems"] = [*(row.values["problems"] or ()), _OUTDATED]
+    return row
+
+
+_OUTDATED = "rewards: as they were before the group rewards; the row with all of them could not be written"
 
 
 def _uncommitted_rows(paths: RunPaths, part: Part, left: _StepLeft, result: Recovered) -> list[tuple[Place, int | Row]]:

@@ -18,7 +18,7 @@ from rolltape.replay.checks.findings import Finding
 from rolltape.replay.options import ConvertOptions
 from rolltape.replay.printing.words import counted
 from rolltape.replay.view import View, views
-from rolltape.schema.records import Group, exact_sum, sum_rewards
+from rolltape.schema.records import Group, RewardSum, exact_sum, sum_rewards
 
 _COLUMNS = ("trace_id", "task_idx", "task_key", "rewards", "error_types")
 
@@ -134,18 +134,26 @@ def needed_size(group: Group, options: ConvertOptions) -> int:
 
 def _sums(group: Group, present: Sequence[Member]) -> Iterator[Finding]:
     """Recorded counts and sums against those of the rows."""
-    now = sum_rewards([m.rewards for m in present])
+    for name, then, found in other_sums(group, [m.rewards for m in present]):
+        yield _finding(
+            group,
+            "group_reward_sum",
+            f"reward {name!r} {_adds(found.sum if found else None, found.count if found else 0)}, but of the live traces "
+            f"it {_added(then.sum if then else None, then.count if then else 0)}",
+            expected=then and {"count": then.count, "sum": then.sum},
+            found=found and {"count": found.count, "sum": found.sum},
+        )
+
+
+def other_sums(
+    group: Group, rewards: Sequence[Mapping[str, float | None]]
+) -> Iterator[tuple[str, RewardSum | None, RewardSum | None]]:
+    """(name, as the group record says, as `rewards` of all its traces say) where the two differ."""
+    now = sum_rewards(rewards)
     for name in dict.fromkeys((*group.rewards, *now)):
         then, found = group.rewards.get(name), now.get(name)
         if then is None or found is None or then.count != found.count or not _same(then.sum, found.sum):
-            yield _finding(
-                group,
-                "group_reward_sum",
-                f"reward {name!r} {_adds(found.sum if found else None, found.count if found else 0)}, but of the live traces "
-                f"it {_added(then.sum if then else None, then.count if then else 0)}",
-                expected=then and {"count": then.count, "sum": then.sum},
-                found=found and {"count": found.count, "sum": found.sum},
-            )
+            yield name, then, found
 
 
 def _expected_sums(group: Group, present: Sequence[Member], options: ConvertOptions) -> Iterator[Finding]:

@@ -35,7 +35,7 @@ from rolltape.record.writing.journal import Journal, Record, pack_record, read_j
 from rolltape.record.writing.recover import Recovered, recover
 from rolltape.replay import open_run
 from rolltape.replay.cli import main
-from rolltape.schema import Context, Outcome, RunNotFound, Step, Turn
+from rolltape.schema import Context, Group, Outcome, RunNotFound, Step, Turn
 from rolltape.schema.encoding import row_of
 from rolltape.schema.errors import Damaged
 from rolltape.schema.frames import HEAD_BYTES
@@ -325,6 +325,25 @@ def test_the_last_record_of_a_trace_counts(dead: Path) -> None:
         file.write(trace_frame(dead, "a", rewards={"ok": 0.25}))
     recover(dead)
     assert records_of(dead)["a"]["rewards"] == {"ok": 0.25}
+
+
+def test_rows_from_before_their_group_was_scored_are_not_taken_for_the_last_ones(dead: Path) -> None:
+    scored = [trace(name, rewards={"ok": 0.25, "first": float(name == "a")}) for name in "abcd"]
+    groups = [Group.from_records(scored[i : i + 2], group_index=i, expected_size=2, step=1) for i in (0, 2)]
+    with RunPaths(dead).journal(0, "gone").open("ab") as file:
+        for name in "abcd":
+            file.write(trace_frame(dead, name, rewards={"ok": 0.25}))
+        for name in "bcd":  # what came later of a did not fit
+            file.write(trace_frame(dead, name, rewards={"ok": 0.25, "first": 0.0}))
+        for group in groups:
+            file.write(pack_record("group", place(group=group.to_dict())))
+    [fault] = recover(dead).faults
+    assert "1.0.gone: 1 trace as it was before the group rewards" in fault
+    rows = {r["trace_id"]: r for r in open_run(dead).table(steps=1).to_pylist()}
+    assert {name: row["reward"] for name, row in rows.items()} == {"a": None, "b": 0.25, "c": 0.25, "d": 0.25}
+    assert rows["b"]["problems"] is None
+    assert "could not be written" in rows["a"]["problems"][0]
+    assert recover(dead).faults == []
 
 
 def test_a_damaged_journal_is_kept_beside_and_what_reads_back_is_committed(dead: Path) -> None:

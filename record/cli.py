@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import sys
@@ -14,7 +13,7 @@ import typer
 
 from rolltape.record.options import LiveOptions
 from rolltape.record.progress import for_output, recording_trouble
-from rolltape.replay.printing.console import SafeFormatter, printable
+from rolltape.replay.printing.console import SafeFormatter, print_json, printable
 from rolltape.replay.printing.words import alike, counted
 from rolltape.replay.tokenizer import HELP
 from rolltape.schema.errors import RolltapeError
@@ -192,7 +191,10 @@ def record(
     except RolltapeError as error:
         typer.echo(printable(f"Error: {error}"), err=True)
         raise typer.Exit(2) from error
-    typer.echo(json.dumps(summary.to_dict(), indent=2) if as_json else printable(summary_text(summary)))
+    if as_json:
+        print_json(summary.to_dict())
+    else:
+        typer.echo(printable(summary_text(summary)))
     raise typer.Exit(summary.exit_code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -78,7 +79,7 @@ class Tally:
         self.not_durable += not news.durable
         if not news.retried:
             self.traces += 1
-            if news.reward is not None:
+            if news.reward is not None and math.isfinite(news.reward):
                 self.rewards.append(news.reward)
 
     @property

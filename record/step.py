@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -157,7 +158,8 @@ def outcomes_of(fates: Mapping[str, Fate]) -> list[Outcome]:
 def _news(runs: Sequence[GroupRun], committed: Committed, status: RecorderStatus) -> StepNews:
     record = committed.step
     tries = [entry for run in runs for entry in run.tries]
-    rewards = [entry.reward for entry in tries if entry.reward is not None and entry.error is None]
+    given = [entry.reward for entry in tries if entry.reward is not None and entry.error is None]
+    rewards = [reward for reward in given if math.isfinite(reward)]
     kinds = Counter(signal([e.reward for e in run.tries if e.error is None]) for run in runs if run.scored)
     return StepNews(
         split=record.split,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,7 +111,7 @@ class TraceFacts:
             self.errors += bool(row["error_types"])
             self.truncated += bool(row["is_truncated"])
             self.turns += row["num_turns"] or 0
-            if row["reward"] is not None:
+            if row["reward"] is not None and math.isfinite(row["reward"]):
                 self.rewards.append(row["reward"])
 
     def metrics(self) -> dict[str, float]:

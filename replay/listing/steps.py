@@ -29,7 +29,11 @@ def asked_steps(run: Run, newest: set[Part], *, training: bool = True) -> int | 
         settings = attempt.settings if isinstance(attempt.settings, Mapping) else {}
         number, last = _whole(settings.get("steps")), _trainers(settings)
         if number and bool(settings.get("eval")) != training:
-            done = {(p.split, p.step) for p in mine if p.attempt == attempt.number}
+            kept, dropped = (c.part for c in run.all_commits), (d.part for d in run.contents.dropped)
+            recorded = [
+                p for p in (*kept, *dropped) if p.attempt == attempt.number and (p.split == "train") == training
+            ]
+            done = {(p.split, p.step) for p in recorded}  # also what was recorded again since
             return len(have) + max(0, number - len(done))
         if last and training:
             return len(have | {("train", step) for step in range(attempt.start_step, last)}) or None

@@ -25,7 +25,7 @@ from rolltape.record.demo.policy import DemoPolicy
 from rolltape.record.engine import DemoEngine, Fault, Faults, write_tokenizer
 from rolltape.record.engine.faults import Switch
 from rolltape.record.live import LiveOptions, LiveSummary, _other_model, cancelled_unsaid, run_live
-from rolltape.record.progress import Quiet, StepNews, TraceNews
+from rolltape.record.progress import Quiet, StepNews, Tally, TraceNews
 from rolltape.record.recorder import Recorder
 from rolltape.replay.convert import convert
 from rolltape.replay.digest import digest
@@ -256,6 +256,17 @@ def test_a_group_reward_that_raises_costs_its_group_and_its_traces_stay(bench: B
     assert "no referee" in by_group[1][1]
     assert by_group[1][2] == 1.0
     assert same_again(run)
+
+
+def test_rewards_that_are_no_number_are_left_out_of_the_means_that_are_shown(bench: Bench) -> None:
+    source = GROUPED.replace("return 1.0", 'return float("nan") if self.data.idx else 1.0').replace("== 1", "< 0")
+    heard = Heard()
+    summary, _ = bench.run(in_process(bench.taskset(source)), heard, groups=3, rollouts=2, max_response=8)
+    assert [step.reward for step in heard.steps] == [1.5]
+    tally = Tally()
+    for news in heard.traces:
+        tally.add(news)
+    assert (tally.reward, summary.counts["emitted"]) == (1.0, 2)
 
 
 def test_an_evaluation_records_every_task_and_makes_no_samples(bench: Bench) -> None:

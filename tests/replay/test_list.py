@@ -130,6 +130,15 @@ def put_steps(root: Path, steps: range, attempt: int = 0, split: str = "train") 
         put_step(root, step, [turn(id=f"{split}{attempt}-{step}")], attempt=attempt, split=split, first=100 * step)
 
 
+def test_a_step_that_was_recorded_again_is_not_still_to_come(tmp_path: Path) -> None:
+    started(put_run(tmp_path), 0, {"steps": 2})
+    put_steps(tmp_path, range(2))
+    started(tmp_path, 1, {}, start_step=1)  # of somebody who says no number
+    put_steps(tmp_path, range(1, 3), attempt=1)
+    [run] = list_runs(tmp_path).runs
+    assert (run.steps, run.steps_asked, run.state) == (3, 3, "complete")
+
+
 @pytest.mark.parametrize(
     ("settings", "asked", "state"),
     [

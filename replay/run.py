@@ -12,10 +12,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rolltape.replay.contents import Contents, Held, read_contents, rewrites_in
 from rolltape.schema.commits import Commit
-from rolltape.schema.errors import BadInput, Damaged, RolltapeError, RunNotFound, Unreachable
+from rolltape.schema.errors import BadInput, Damaged, OtherRun, RolltapeError, RunNotFound, Unreachable
 from rolltape.schema.fields import ROW, check_version
 from rolltape.schema.parquet import open_parquet, read_batches
 from rolltape.schema.paths import Part, RunPaths
@@ -214,14 +215,38 @@ class Run:
     ) -> Iterator[pa.Table]:
         """Rows of one committed part, a table a row group: of all, or of those chosen by their place in it.
 
-        Raises Damaged where its file is missing, or not the one that was committed.
+        Raises Damaged where its file is missing, or not the one that was committed, and OtherRun where it is another run's.
         """
         chosen = None if row_groups is None else list(row_groups)
+        said = self._said_run(commit)
+        names = columns if said or columns is None or "run" in columns else [*columns, "run"]
         try:
-            found = self._open(self.there(commit), columns, chosen)
+            found = self._open(self.there(commit), names, chosen)
         except FileNotFoundError:  # pruned in between: what stands for it is there
-            found = self._open(self.there(commit), columns, chosen)
-        yield from found
+            found = self._open(self.there(commit), names, chosen)
+        for table in found:
+            if not said:
+                self._refuse_other(table.column("run"), commit)
+            yield table if names is columns else table.drop_columns("run")
+
+    def _said_run(self, commit: Commit) -> bool:
+        """Whether a commit repeats which run its rows are of. Raises OtherRun where that is another one."""
+        try:
+            self._refuse_other(commit.score("run"), commit)
+        except (KeyError, ValueError):  # of an earlier version: the rows say it
+            return False
+        return True
+
+    def _refuse_other(self, runs: pa.Array | pa.ChunkedArray, commit: Commit) -> None:
+        """Raise OtherRun where `runs` of a part's rows name another run than this one. Both may name none."""
+        mine = self.info.get("run")
+        other = [name for name in pc.unique(runs).to_pylist() if name not in (None, mine)]
+        if other and mine is not None:
+            raise OtherRun(
+                f"{self.held(commit).path}: its rows are of run {other[0]}, but {self.paths.run} says that this is run "
+                f"{mine}; two runs are not mixed. Put the run's own file and commit there, or restore run.json from a "
+                "copy."
+            )
 
     def _open(self, held: Held, columns: Sequence[str] | None, chosen: list[int] | None) -> Iterator[pa.Table]:
         """Rows of a part. Raises FileNotFoundError before the first of them."""

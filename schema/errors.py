@@ -36,6 +36,10 @@ class Damaged(RolltapeError, OSError):
     """Bytes on disk are not what was written."""
 
 
+class OtherRun(Damaged):
+    """Rows of another run lie in the folder of this one."""
+
+
 class Unreachable(RolltapeError, ConnectionError):
     """An object store did not answer, or did not do what was asked."""
 

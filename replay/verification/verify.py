@@ -30,7 +30,7 @@ from rolltape.replay.run import Run
 from rolltape.replay.verification.annotations import check_annotations
 from rolltape.replay.view import COLUMNS, views
 from rolltape.schema.commits import Commit
-from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable
+from rolltape.schema.errors import BadInput, Damaged, OtherRun, RolltapeError, Unreachable
 from rolltape.schema.fields import OUTCOME
 from rolltape.schema.paths import Part, part_of
 from rolltape.schema.scores import SCORES
@@ -190,6 +190,9 @@ class _Part:
             tables = list(self.run.part_batches(self.commit, _COLUMNS))
         except Unreachable:
             raise
+        except OtherRun as error:
+            yield self._finding("other_run", str(error), expected=self.run.run_id)
+            return
         except (RolltapeError, OSError) as error:
             yield self._finding("file", str(error))
             return

@@ -81,7 +81,9 @@ def test_recovery_knows_what_lies_in_a_rewritten_file(left: Path) -> None:
 
 
 def test_what_comes_late_for_a_rewritten_part_becomes_one_of_its_own(left: Path) -> None:
-    recorder = Recorder.open(left.parent / "other")
+    (left.parent / "other").mkdir()
+    shutil.copy(left / "run.json", left.parent / "other")
+    recorder = Recorder.open(left.parent / "other", resume=True)
     for name in "abx":
         recorder.add(trace(name), at(0))
     shutil.copy(left.parent / "other" / "journal" / "0.main.journal", left / "journal" / "0.main.journal")

@@ -243,6 +243,7 @@ def put_step(
     fates: Mapping[str, str] | None = None,
     options: ConvertOptions | None = None,
     first: int = 0,
+    run: str = "r1",
     **changes: Any,
 ) -> Commit:
     """Record a step as a live run does: convert, hand over, write rows with outcomes, commit.
@@ -250,7 +251,7 @@ def put_step(
     `fates` are dispositions of traces that differ from what conversion gives; `changes` are fields of the step record.
     """
     options = options or ConvertOptions()
-    table = encode(records, [Context(run="r1", split=split, step=step, attempt=attempt, writer=writer)] * len(records))
+    table = encode(records, [Context(run=run, split=split, step=step, attempt=attempt, writer=writer)] * len(records))
     placed = [replace(g, split=split, step=step) for g in (by_task(records) if groups is None else groups)]
     conversion = convert(table, placed, options, start=first)
     fates = fates or {}

@@ -28,12 +28,16 @@ from replay_build import (
 )
 
 from rolltape.replay import ConvertOptions, Expectations, Finding, convert, digest, finish, open_run, outcomes_of
+from rolltape.replay.batches import batches
 from rolltape.replay.commands.verify import print_verification
 from rolltape.replay.exports.samples import write_samples
+from rolltape.replay.housekeeping.compact import compact
 from rolltape.replay.housekeeping.prune import Wish, prune
 from rolltape.replay.imports.importer import import_files
+from rolltape.replay.replayed import replay
 from rolltape.replay.verification.verify import Verification, verify
 from rolltape.schema import Outcome, Step, encode
+from rolltape.schema.errors import OtherRun
 from rolltape.schema.parquet import put_bytes
 from rolltape.schema.paths import Part, RunPaths
 
@@ -313,6 +317,55 @@ def test_a_row_that_changed_after_it_was_committed_is_found_by_its_group_and_by_
         commit.step,
     )
     assert codes(check_run(run).findings) == ["group_reward_sum", "digest_converted", "digest_handed"]
+
+
+# -- two runs in one folder
+
+
+def other_run(run: Path, *, scores: bool) -> None:
+    """Put a sound step of another run in the place of the first step; `scores`: whether its commit repeats its rows' run."""
+    paths = RunPaths(run)
+    for path in (paths.parquet(FIRST), paths.commit(FIRST)):
+        path.unlink()
+    commit = put_step(run, 0, team(0), groups=[group(team(0), 0)], run="r2")
+    if not scores:
+        put_bytes(paths.commit(FIRST), replace(commit, file=replace(commit.file, scores=None)).to_bytes())
+
+
+@pytest.mark.parametrize("scores", [True, False])
+def test_a_step_of_another_run_is_found_and_gives_no_samples(run: Path, scores: bool) -> None:
+    other_run(run, scores=scores)
+    finding = only(check_run(run))
+    assert (finding.code, finding.severity, finding.step) == ("other_run", "error", 0)
+    assert finding.file == str(RunPaths(run).parquet(FIRST))
+    assert "its rows are of run r2" in finding.message
+    assert "that this is run r1; two runs are not mixed" in finding.message
+    opened = open_run(run)
+    for read in (
+        lambda: opened.table(steps=0),
+        lambda: opened.table(columns=["trace_id"]),
+        lambda: batches(opened, 0),
+        lambda: list(replay(opened)),
+        lambda: write_samples(opened, str(run.parent / "samples" / "{rollout_id}.jsonl")),
+    ):
+        with pytest.raises(OtherRun, match="two runs are not mixed"):
+            read()
+    assert opened.table(steps=1, columns=["trace_id"]).column_names == ["trace_id"]
+    assert len(batches(opened, 1)) == 1
+
+
+def test_every_step_is_of_another_run_where_the_id_was_edited(run: Path) -> None:
+    compact(open_run(run))
+    info = json.loads(RunPaths(run).run.read_bytes())
+    put_bytes(RunPaths(run).run, json.dumps(info | {"run": "r3"}).encode())
+    assert [(f.code, f.step) for f in check_run(run).findings] == [("other_run", 0), ("other_run", 1)]
+
+
+def test_rows_that_name_no_run_may_be_of_any(tmp_path: Path) -> None:
+    put_run(tmp_path)
+    put_part(tmp_path, FIRST, encode(team(0)), [group(team(0))], [], Step())
+    assert check_run(tmp_path).findings == []
+    assert open_run(tmp_path).table(columns=["run"]).column("run").null_count == 2
 
 
 # -- steps and attempts

@@ -38,7 +38,7 @@ from rolltape.schema.errors import BadInput, CheckFailed, RunConflict
 from rolltape.schema.fields import ROW
 from rolltape.schema.parquet import put_once, write_parquet
 from rolltape.schema.paths import Part, RunPaths
-from rolltape.schema.storage import AnyPath, place
+from rolltape.schema.storage import AnyPath, listed, place
 from rolltape.schema.table import with_outcomes
 
 __all__ = ["RescoreOptions", "Rescored", "rescore"]
@@ -202,7 +202,7 @@ def _target(run: Run, out: str | AnyPath, environment: Any, options: RescoreOpti
     }
     result.run = enter(RunPaths(root), identity, options.resume)
     paths, versions = RunPaths.of(root, result.run), installed_versions()
-    if not paths.attempt(0).exists():
+    if not paths.attempt(0).exists() and not listed(paths.commits, "*/*.json"):  # else it was there, and is lost
         settings = {"rescored": str(run.paths.root), "keep": options.keep, "environment": Secrets().mask(config)}
         next_attempt(paths, 0, settings, versions)
     return _Target(paths, result.run, 0, versions)

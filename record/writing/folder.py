@@ -20,7 +20,7 @@ from rolltape.replay.run import open_run
 from rolltape.schema.errors import RolltapeError, RunConflict
 from rolltape.schema.fields import SCHEMA_VERSION
 from rolltape.schema.parquet import put_once
-from rolltape.schema.paths import RunPaths
+from rolltape.schema.paths import RunPaths, part_of
 from rolltape.schema.sealed import seal
 from rolltape.schema.storage import AnyPath, StorePath, listed
 
@@ -127,9 +127,12 @@ def joined_attempt(paths: RunPaths, writer: str) -> int | None:
 
 
 def next_attempt(paths: RunPaths, start_step: int, settings: Mapping[str, Any], versions: Mapping[str, str]) -> int:
-    """Claim the next attempt number by putting its file."""
+    """Claim the next attempt number by putting its file. No number is used twice: that of a part whose attempt's file is gone
+    is taken."""
     taken = [int(p.stem) for p in listed(paths.attempts, "*.json") if p.stem.isdigit()]
     taken += [int(p.name.split(".")[0]) for p in paths.journals.glob("*.journal") if p.name.split(".")[0].isdigit()]
+    files = [*listed(paths.commits, "*/*.json"), *listed(paths.traces, "*/*.parquet")]
+    taken += [part.attempt for part in map(part_of, files) if part is not None]
     number = max(taken, default=-1) + 1
     while True:
         body = {

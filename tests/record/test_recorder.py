@@ -6,6 +6,7 @@ import asyncio
 import copy
 import gc
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from rolltape.record.recorder import Committed, Recorder
+from rolltape.record.writing.folder import next_attempt
 from rolltape.replay import open_run
 from rolltape.replay.verification.verify import verify
 from rolltape.schema import Context, Group, Outcome, RunConflict, Step, Turn, decode, to_trace
@@ -369,6 +371,30 @@ def test_a_run_is_gone_on_with_only_where_that_is_asked_for(tmp_path: Path) -> N
     assert (again.run_id, again.attempt) == (first.run_id, 1)
     attempts = open_run(tmp_path).attempts
     assert (attempts[1].start_step, attempts[1].settings["seed"]) == (4, 5)
+
+
+@pytest.mark.parametrize("left", ["commits", "traces"])
+def test_an_attempt_whose_file_is_gone_keeps_its_number(tmp_path: Path, left: str) -> None:
+    first = Recorder.open(tmp_path)
+    first.add(record("old"), at(0))
+    commit(first, 0, emitted("old"))
+    first.close()
+    paths = RunPaths(tmp_path)
+    paths.attempt(0).unlink()
+    assert next_attempt_of(tmp_path) == 1
+    assert [f.message for f in verify(open_run(tmp_path)).errors] == [
+        f"{paths.attempt(0)} is missing, though commits name attempt 0; its settings are lost"
+    ]
+    paths.attempt(1).unlink()
+    shutil.rmtree(paths.traces if left == "commits" else paths.commits)
+    assert next_attempt(paths, 1, {}, {}) == 1
+
+
+def next_attempt_of(root: Path) -> int:
+    """The attempt that a recorder goes on with behind everything."""
+    recorder = Recorder.open(root, resume=True, start_step=None)
+    recorder.close()
+    return recorder.attempt
 
 
 def test_a_folder_is_the_same_tokenizer_however_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,17 @@ def test_a_re_scoring_that_was_killed_goes_on_where_it_was(tmp_path: Path, monke
     checked(tmp_path / "new")
 
 
+def test_going_on_takes_no_number_anew_where_the_attempt_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, config = record_run(tmp_path / "run", [[[trace("a")]]]), probes(tmp_path, monkeypatch, OK)
+    rescore(run, config, tmp_path / "new")
+    (tmp_path / "new/attempts/0.json").unlink()
+    rescore(run, config, tmp_path / "new", RescoreOptions(resume=True))
+    assert open_run(tmp_path / "new").attempts == {}
+    assert [f.code for f in verify(open_run(tmp_path / "new")).errors] == ["attempt"]
+
+
 def test_another_config_or_another_run_is_not_mixed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = record_run(tmp_path / "run", [[[trace("a")]]])
     config = probes(tmp_path, monkeypatch, OK)

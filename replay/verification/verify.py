@@ -28,6 +28,7 @@ from rolltape.replay.outcomes import finish, read_outcomes
 from rolltape.replay.printing.words import counted
 from rolltape.replay.run import Run
 from rolltape.replay.verification.annotations import check_annotations
+from rolltape.replay.verification.steps import missing
 from rolltape.replay.view import COLUMNS, views
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, OtherRun, RolltapeError, Unreachable
@@ -126,7 +127,7 @@ def verify(
             progress(i + 1, len(commits))
     annotations, wrong = check_annotations(run)
     findings += _unmet(expect or Expectations(), looked)
-    findings += _missing_steps(newest) + _orphans(run) + _journals(run, bool(commits or broken)) + wrong
+    findings += missing(run, newest) + _orphans(run) + _journals(run, bool(commits or broken)) + wrong
     return Verification(
         findings,
         len(commits),
@@ -392,15 +393,6 @@ def _unmet(expect: Expectations, looked: Mapping[str, int]) -> list[Finding]:
         Finding(code="expected_nothing", message=f"{name} was held against nothing: {what.get(name, none)}")
         for name in given
         if not looked.get(name)
-    ]
-
-
-def _missing_steps(newest: set[Part]) -> list[Finding]:
-    """Gaps between the first and the last step of training. Evaluations may skip steps."""
-    steps = {p.step for p in newest if p.split == "train"}
-    gaps = sorted(set(range(min(steps), max(steps))) - steps) if steps else []
-    return [
-        Finding(code="missing_step", message=f"step {s} was not committed, but later ones were", step=s) for s in gaps
     ]
 
 

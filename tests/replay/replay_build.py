@@ -211,11 +211,11 @@ SCENARIOS = (
 # -- runs on disk
 
 
-def put_run(root: Path, **changes: Any) -> Path:
-    """A run without anything recorded."""
+def put_run(root: Path, start_step: int = 0, **changes: Any) -> Path:
+    """A run without anything recorded, whose first attempt is to record from `start_step` on."""
     info = {"run": "r1", "schema": "1.0", "model": "m", "tokenizer": "m", "taskset": "x", "created_at": 0.0} | changes
     put_once(RunPaths(root).run, json.dumps(info).encode())
-    put_attempt(root, 0)
+    put_attempt(root, 0, start_step)
     return root
 
 

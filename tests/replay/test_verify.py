@@ -221,7 +221,7 @@ def test_a_renamed_commit_is_found_with_what_it_leaves_behind(run: Path) -> None
     file = RunPaths(run).commit(FIRST)
     file.rename(file.with_name("00000002.0.main.json"))
     result = check_run(run)
-    assert codes(result.findings, "error") == ["commit"]
+    assert codes(result.findings, "error") == ["commit", "missing_step"]
     assert codes(result.findings, "warning") == ["uncommitted"]
 
 
@@ -377,7 +377,7 @@ def test_a_step_that_is_missing_between_others_is_named(run: Path) -> None:
 
 
 def test_a_run_that_begins_late_and_evaluations_with_gaps_miss_nothing(tmp_path: Path) -> None:
-    put_run(tmp_path)
+    put_run(tmp_path, start_step=5)
     put_step(tmp_path, 5, team(5))
     for step in (0, 4):
         put_step(

@@ -16,6 +16,8 @@ class Finding:
     severity: Severity = "error"
     message: str
     """A sentence: what was found, and what to do where something can be done."""
+    split: str | None = None
+    """Evaluation, such as `eval-aime`, whose step it is; None of training."""
     step: int | None = None
     group_index: int | None = None
     trace_id: str | None = None
@@ -40,10 +42,11 @@ class Finding:
 
     def text(self, *, short: bool = False) -> str:
         """A line: severity, code, place and message; `short` without the first two, which a line before it says."""
+        step = f"{self.step} of {self.split}" if self.split and self.step is not None else self.step
         place = [
             f"{name} {value}"
             for name, value in (
-                ("step", self.step),
+                ("step", step),
                 ("group", self.group_index),
                 ("trace", self.trace_id),
                 ("node", self.node),

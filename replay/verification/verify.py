@@ -101,7 +101,8 @@ def verify(
     the batches of the live run then.
     """
     findings = [
-        Finding(code="commit", message=str(e), step=p.step, file=str(run.paths.commit(p))) for p, e in run.broken
+        Finding(code="commit", message=str(e), split=_evaluation(p), step=p.step, file=str(run.paths.commit(p)))
+        for p, e in run.broken
     ]
     findings += _attempt_files(run)
     broken = {p for p, _ in run.broken}
@@ -115,7 +116,7 @@ def verify(
     files: dict[AnyPath, str | None] = {}
     for i, commit in enumerate(commits):
         part = _Part(run, commit, _Again(expect or Expectations(), branch_policy), files)
-        findings += part.check(commit.part in newest)
+        findings += (replace(found, split=_evaluation(commit.part)) for found in part.check(commit.part in newest))
         if commit.part in newest:
             traces, tokens, digests = traces + part.rows, tokens + part.tokens, digests + part.digests
             samples, not_compared = samples + part.samples, not_compared + part.not_compared
@@ -143,6 +144,11 @@ def verify(
         annotations=annotations,
         left_out=dict(left_out),
     )
+
+
+def _evaluation(part: Part) -> str | None:
+    """The split of a part, where it is not training's."""
+    return None if part.split == "train" else part.split
 
 
 @dataclass(frozen=True)
@@ -323,13 +329,14 @@ class _Part:
         if step.digest_handed is None:
             return
         try:
-            handed = digest(finish(conversion.groups, read_outcomes(table), step))
+            batch = finish(conversion.groups, read_outcomes(table), step)
         except BadInput as error:
             yield self._finding("digest_handed", str(error))
             return
-        if handed != step.digest_handed:
+        self.samples = sum(len(flatten(group)) for group in batch)
+        if digest(batch) != step.digest_handed:
             message = "conversion and outcomes no longer give the batch that was handed over"
-            yield self._finding("digest_handed", message, expected=step.digest_handed, found=handed)
+            yield self._finding("digest_handed", message, expected=step.digest_handed, found=digest(batch))
 
     def _finding(self, code: str, message: str, **rest: Any) -> Finding:
         return Finding(code=code, message=message, step=self.commit.part.step, file=str(self.path), **rest)

@@ -107,7 +107,7 @@ def test_warnings_are_shown_and_do_not_fail(rolltape: Run, tmp_path: Path) -> No
     put_run(tmp_path)
     put_step(tmp_path, 0, [turn()])
     put_step(tmp_path, 1, [turn(id="u")], first=9)
-    RunPaths(tmp_path).commit(Part("train", 0, 0, "main")).unlink()
+    RunPaths(tmp_path).commit(Part("train", 1, 0, "main")).unlink()
     code, out, _ = rolltape("verify", tmp_path)
     assert (code, out.splitlines()[-1]) == (0, "clean, 1 warning")
     assert "warning uncommitted" in out

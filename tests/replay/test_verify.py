@@ -479,7 +479,16 @@ def test_what_is_wrong_with_the_recording_of_an_evaluation_counts(tmp_path: Path
     put_step(
         tmp_path, 0, records, split="eval", fates={"a": "eval"}, digest_converted=None, digest_handed=None, batch=None
     )
-    assert codes(check_run(tmp_path).findings) == ["logprob_missing"]
+    found = only(check_run(tmp_path))
+    assert (found.code, found.split, found.step) == ("logprob_missing", "eval", 0)
+    assert str(found).startswith("error logprob_missing (step 0 of eval, trace a, node 1, token 1):")
+
+
+def test_samples_are_counted_as_they_were_handed_over(tmp_path: Path) -> None:
+    put_run(tmp_path)
+    put_step(tmp_path, 0, team(0) + team(1), fates={"s0r0": "leftover", "s0r1": "leftover"})
+    result = check_run(tmp_path)
+    assert (result.findings, result.samples, result.counts["emitted"]) == ([], 2, 2)
 
 
 # -- expectations

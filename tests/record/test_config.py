@@ -321,6 +321,7 @@ def test_python_below_3_11_is_refused() -> None:
         ({"branch_policy": "both"}, "reject or siblings"),
         ({"min_group_size": 9}, "no group reaches it"),
         ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"eval_name": "aime"}, "eval_name is 'aime', but training is recorded"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"engine": "localhost:30000"}, "http://127.0.0.1:30000"),
     ],

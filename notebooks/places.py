@@ -71,7 +71,7 @@ def about(run: Run | str, split: str = "train") -> str:
     """Markdown: which run this is, how much of it there is, and what is left out of the answers here."""
     run = open_run(run) if isinstance(run, str) else run
     answer = ask(run, "FROM steps", split=split)
-    steps = answer.relation.to_arrow_table()
+    steps = answer.table()
     total = {name: sum(steps.column(name).to_pylist()) for name in ("rows", "bytes")}
     tokens = [n for n in steps.column("sampled_tokens").to_pylist() if n is not None]
     said = [

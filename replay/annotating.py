@@ -191,12 +191,12 @@ def _cast(column: pa.ChunkedArray, type_: pa.DataType, name: str) -> pa.ChunkedA
 
 def _counts_of(run: Run, traces: pa.ChunkedArray) -> pa.Table:
     """The counts of the trace of each row of the table. Raises BadInput where the run does not know one."""
-    from rolltape.replay.sql import sql
+    from rolltape.replay.sql.connection import ask
 
     nulls = traces.null_count
     if nulls:
         raise BadInput(f"{counted(nulls, 'row')} without a trace_id; expected one on each.")
-    known = sql(run, f"SELECT {', '.join(_COUNTS)} FROM traces", split=None, all_attempts=True).to_arrow_table()
+    known = ask(run, f"SELECT {', '.join(_COUNTS)} FROM traces", split=None, all_attempts=True).table()
     places = pc.index_in(traces.combine_chunks(), value_set=known.column("trace_id").combine_chunks())
     if places.null_count:
         unknown: list[str] = pc.unique(traces.filter(places.is_null())).to_pylist()
@@ -290,12 +290,11 @@ def _all_equal(a: Any, b: Any) -> bool:
 
 def _responses(run: Run, ids: pa.ChunkedArray) -> pa.ChunkedArray:
     """Tokens of each trace from the first sampled one on; null where it has several branches, or nothing sampled."""
-    from rolltape.replay.sql import sql
+    from rolltape.replay.sql.connection import ask
 
     length = "CASE WHEN num_branches = 1 THEN num_tokens - list_position(sampled, true) + 1 END"
-    found = sql(
-        run, f"SELECT trace_id, {length} AS response FROM traces", split=None, all_attempts=True
-    ).to_arrow_table()
+    query = f"SELECT trace_id, {length} AS response FROM traces"
+    found = ask(run, query, split=None, all_attempts=True).table()
     places = pc.index_in(ids.combine_chunks(), value_set=found.column("trace_id").combine_chunks())
     return found.column("response").take(places).cast(pa.int64())
 

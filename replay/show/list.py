@@ -100,7 +100,7 @@ def choose(
 def _rows(
     run: Run, split: str, steps: Sequence[int], wanted: Wanted, attempt: int | None
 ) -> Iterator[Mapping[str, Any]]:
-    from rolltape.replay.sql import sql
+    from rolltape.replay.sql.connection import ask
 
     query = _Query()
     query.add(f"step IN ({', '.join(map(str, steps))})")
@@ -116,8 +116,8 @@ def _rows(
     if wanted.where is not None:
         query.add(f"(\n{wanted.where}\n)")  # a comment at its end ends there
     text = f"SELECT step, {', '.join(COLUMNS)} FROM traces WHERE {query.text} ORDER BY {_order(wanted.sort)}"
-    found = sql(run, text, parameters=query.parameters, split=split, attempt=attempt).to_arrow_table()
-    yield from found.to_pylist()
+    found = ask(run, text, parameters=query.parameters, split=split, attempt=attempt)
+    yield from found.table().to_pylist()
 
 
 @dataclass

@@ -19,15 +19,15 @@ import pyarrow.dataset as ds
 
 from rolltape.replay.sql import plan, source
 from rolltape.replay.sql.added import add_annotations
+from rolltape.replay.sql.answer import Answer, failure
 from rolltape.replay.sql.declare import HIDDEN, hide, quoted
 from rolltape.replay.sql.handed import handed
 from rolltape.replay.sql.live import journaled, rows_of
 from rolltape.replay.sql.scores import Scores
 from rolltape.replay.sql.source import Chosen, Selection
 from rolltape.replay.sql.views import VIEWS
-from rolltape.schema.errors import BadInput, Damaged, RolltapeError, Unreachable
+from rolltape.schema.errors import BadInput
 from rolltape.schema.scores import SCORES
-from rolltape.schema.storage import is_silence
 from rolltape.schema.table import uncollected
 
 if TYPE_CHECKING:
@@ -41,15 +41,6 @@ logger = logging.getLogger(__name__)
 
 FEW = 16
 """Files that are read whole sooner than it takes to tell which of them a query wants."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer, and what it leaves out."""
-
-    relation: duckdb.DuckDBPyRelation
-    notes: list[str]
-    """Sentences: other splits, superseded steps, rows in journals, faults."""
 
 
 def sql(
@@ -260,18 +251,3 @@ def check_query(connection: duckdb.DuckDBPyConnection, query: str) -> None:
             f"{kind} is refused: a recorded run is only read. Expected a query (SELECT, FROM, WITH, PIVOT, DESCRIBE, "
             "SUMMARIZE or EXPLAIN)."
         )
-
-
-def failure(error: duckdb.Error) -> RolltapeError:
-    """What DuckDB says of a query, as an error of ours: BadInput, Damaged where a file does not read back, Unreachable."""
-    import duckdb
-
-    said = str(error).strip()
-    if is_silence(error):
-        return Unreachable(f"the run could not be fetched ({said}).")
-    if "'files' failed" in said or "page integrity" in said:
-        return Damaged(f"a file of the run does not read back ({said}); `rolltape verify` names it.")
-    if isinstance(error, duckdb.PermissionException):
-        return BadInput(f"the query wants what it may not have: it reads the views, and nothing is written ({said}).")
-    names = isinstance(error, (duckdb.CatalogException, duckdb.BinderException))
-    return BadInput(f"{said}{chr(10) + '`rolltape sql --schema` prints the views and their columns.' if names else ''}")

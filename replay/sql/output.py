@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from rolltape.replay.printing.console import json_text, printable, table
-from rolltape.schema.errors import BadInput
+from rolltape.replay.sql.answer import Said
 
 if TYPE_CHECKING:
     import duckdb
@@ -30,7 +30,7 @@ def batches(relation: duckdb.DuckDBPyRelation) -> tuple[pa.Schema, Iterator[pa.R
 
     DuckDB counts in 128 bits, which Arrow has no type for and takes for decimals: such columns become int64.
     """
-    with _said("cannot be read", OSError):
+    with Said("cannot be read", OSError):
         reader = relation.to_arrow_reader(BATCH)
     names = _distinct(reader.schema.names)
     huge = [str(t) == "HUGEINT" for t in relation.types]
@@ -39,7 +39,7 @@ def batches(relation: duckdb.DuckDBPyRelation) -> tuple[pa.Schema, Iterator[pa.R
 
     def read() -> Iterator[pa.RecordBatch]:
         while True:
-            with _said("cannot be read", OSError):
+            with Said("cannot be read", OSError):
                 try:
                     batch = reader.read_next_batch()
                 except StopIteration:
@@ -48,26 +48,6 @@ def batches(relation: duckdb.DuckDBPyRelation) -> tuple[pa.Schema, Iterator[pa.R
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     return schema, read()
-
-
-class _said:
-    """Errors of a query that come up while its answer is read, and values that a form has no place for, as ours."""
-
-    def __init__(self, what: str = "cannot be read", *errors: type[Exception]) -> None:
-        self.what, self.errors = what, (pa.ArrowException, TypeError, OverflowError, *errors)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        import duckdb
-
-        from rolltape.replay.sql.connection import failure
-
-        if isinstance(error, duckdb.Error):
-            raise failure(error) from error
-        if isinstance(error, self.errors):
-            raise BadInput(f"the answer {self.what} ({error}); CAST(… AS VARCHAR) makes text of a value.") from error
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -95,7 +75,7 @@ def write(relation: duckdb.DuckDBPyRelation, format: Format, sink: BinaryIO) -> 
     first = next(found, None)  # before anything is written: most queries that fail do so at once
     found = found if first is None else itertools.chain([first], found)
     writers: dict[str, Callable[..., int]] = {"csv": _write_csv, "json": _write_json, "parquet": _write_parquet}
-    with _said(f"cannot be written as {format}"):
+    with Said(f"cannot be written as {format}"):
         return writers[format](schema, found, sink)
 
 
@@ -153,7 +133,7 @@ def shown(relation: duckdb.DuckDBPyRelation, most: int, console: Console) -> Ren
     count = 0
     for batch in found:
         keep = batch if not most else batch.slice(0, max(0, most - len(rows)))
-        with _said("cannot be shown"):
+        with Said("cannot be shown"):
             rows += zip(*(_python(a) for a in keep.columns), strict=True)
         count += batch.num_rows
     if schema.names == ["explain_key", "explain_value"]:

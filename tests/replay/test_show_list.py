@@ -92,6 +92,8 @@ def test_of_an_import_errors_are_found_though_outcomes_are_not_known(tmp_path: P
         (["--sort", "name"], "--sort 'name': expected reward, turns, sampled, tokens"),
         (["--where", " "], "--where is empty"),
         (["--where", "nope < 1"], 'Referenced column "nope" not found'),
+        (["--where", "task_name::INTEGER = 1"], "Could not convert string 'easy' to INT32"),
+        (["--where", "error(task_name)"], "Error: "),
         (["--where", "1); DELETE FROM traces; --"], "Error: "),
         (["a0", "--errors"], "are about the list: leave the trace out"),
         (["--task", "easy", "--step", "9"], "step 9 of 'train' was not recorded"),

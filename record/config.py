@@ -28,7 +28,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise BadInput(f"There is no file {file}; expected a .toml file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} cannot be read: {error}.") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInput(f"{file} is no valid TOML: {error}.") from error
 
 

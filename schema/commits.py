@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from rolltape.schema.errors import Damaged
 from rolltape.schema.fields import ROW, SCHEMA_VERSION, check_version
+from rolltape.schema.jsontext import read_json
 from rolltape.schema.parquet import Written
 from rolltape.schema.paths import Part
 from rolltape.schema.records import Group, Step
@@ -125,7 +126,7 @@ def unsealed(path: AnyPath, known: tuple[int, int]) -> dict[str, Any]:
     """The inverse of `sealed`. Raises Damaged and UnsupportedVersion as `Commit.read`."""
     raw = path.read_bytes()
     try:
-        body: dict[str, Any] = json.loads(raw)
+        body: dict[str, Any] = read_json(raw)
         checksum = body.pop("checksum")
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise Damaged(

@@ -140,6 +140,14 @@ def from_json(text: str) -> Any:
     return _with_room(json.loads, text)
 
 
+def read_json(text: str | bytes) -> Any:
+    """The value of the JSON text of a file. Raises ValueError where it is none, or nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def _with_room(function: Callable[[_In], _Out], argument: _In) -> _Out:
     try:
         return function(argument)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from rolltape.record.engine.tokenizer import write_tokenizer
 from rolltape.schema.errors import BadInput, RunConflict
+from rolltape.schema.jsontext import read_json
 from rolltape.schema.paths import ENTRIES
 from rolltape.schema.storage import AnyPath, StorePath
 
@@ -108,7 +108,7 @@ class DemoFolder:
         if others:
             return f"it holds {others[0]}"
         try:
-            identity = json.loads((run / "run.json").read_text(encoding="utf-8"))
+            identity = read_json((run / "run.json").read_bytes())
         except (OSError, ValueError):
             return "it has no readable run.json"
         taskset = identity.get("taskset") if isinstance(identity, dict) else None

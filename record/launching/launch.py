@@ -38,6 +38,7 @@ from rolltape.record.versions import check_live
 from rolltape.replay.miles import RUN_VARIABLE
 from rolltape.replay.run import open_run
 from rolltape.schema.errors import BadInput, MissingExtra, RunConflict
+from rolltape.schema.jsontext import read_json
 from rolltape.schema.storage import STATE_VARIABLE, StorePath
 
 ROLLOUT_CLASS = "rolltape.record.miles.VerifiersRolloutFn"
@@ -225,7 +226,7 @@ def namespace(arguments: Arguments) -> Namespace:
 def _value(text: str) -> Any:
     """A value as it was meant: a number, JSON, or the text."""
     try:
-        return json.loads(text)
+        return read_json(text)
     except ValueError:
         try:
             return float(text)

@@ -16,6 +16,7 @@ from renderers.base import MODEL_RENDERER_MAP
 from rolltape.record.client import RendererSettings, loaded, renderer_identity, unfit
 from rolltape.replay.tokenizer import located
 from rolltape.schema.errors import BadInput
+from rolltape.schema.jsontext import read_json
 from rolltape.schema.storage import AnyPath
 
 _CONFIG: TypeAdapter[Any] = TypeAdapter(RendererConfig)
@@ -81,7 +82,7 @@ class Renderings:
             return [_wire_tool(tool) for tool in recorded] or None, []
         found = _TOOLS.search(first)
         try:
-            read_back = None if found is None else [json.loads(line) for line in found[1].splitlines()]
+            read_back = None if found is None else [read_json(line) for line in found[1].splitlines()]
         except ValueError:
             read_back = None
         if read_back:
@@ -130,7 +131,7 @@ def _recorded_settings(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _read_tools(path: Path) -> list[dict[str, Any]]:
     try:
-        tools = json.loads(path.read_text(encoding="utf-8"))
+        tools = read_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: no readable JSON ({error}); expected a list of tool schemas.") from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):

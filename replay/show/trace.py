@@ -15,6 +15,7 @@ from rolltape.replay.run import Run
 from rolltape.replay.show.lookup import Place, read_row
 from rolltape.replay.view import View
 from rolltape.schema.fields import ROW
+from rolltape.schema.jsontext import read_json
 from rolltape.schema.records import exact_sum
 
 TOKENS = ("token_ids", "sampled", "is_content", "logprobs", "recomputed_logprobs")
@@ -79,7 +80,7 @@ def parsed(text: Any) -> Any:
     if not isinstance(text, str):
         return text
     try:
-        return json.loads(text)
+        return read_json(text)
     except ValueError:
         return text
 

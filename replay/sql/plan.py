@@ -46,7 +46,7 @@ def needed(
             return None
         found = connection.execute(f"EXPLAIN (FORMAT json) {query}", parameters).fetchall()
         scans = [scan for _, text in found for scan in _scans(json.loads(text))]
-    except (duckdb.Error, ValueError, KeyError, TypeError):
+    except (duckdb.Error, ValueError, KeyError, TypeError, RecursionError):
         return None
     columns: set[str] = set()
     filters: set[str] = set()

@@ -6,6 +6,7 @@ Only what a commit names is data. A file without one, whatever its name, is neve
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -64,9 +65,28 @@ def open_run(path: str | AnyPath) -> Run:
     except OSError as error:
         raise Damaged(f"{paths.run}: cannot be read ({error.strerror}).") from error
     check_version(str(info.get("schema")), str(paths.run))
-    if not isinstance(info.get("run"), str):
-        raise Damaged(f"{paths.run}: no run id in it; restore the file from a copy.")
+    _check_values(info, paths.run)
     return Run(RunPaths.of(paths.root, info["run"]), info)
+
+
+def _check_values(info: Mapping[str, Any], path: AnyPath) -> None:
+    """Raise Damaged where the run id is missing, or a value is of another type than it is written with."""
+    if not isinstance(info.get("run"), str):
+        raise Damaged(f"{path}: no run id in it; restore the file from a copy.")
+    for names, kinds, expected in _VALUES:
+        for name in names:
+            value = info.get(name)
+            if value is not None and (type(value) not in kinds or value in _ENDLESS or value != value):
+                raise Damaged(f"{path}: {name} is {value!r:.80}; expected {expected}. Restore the file from a copy.")
+
+
+_VALUES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
+    (("model", "tokenizer", "taskset", "rescored_from", "rescored_by"), (str,), "text or null"),
+    (("imported",), (bool,), "true or false"),
+    (("created_at",), (int, float), "a time, in seconds"),
+)
+"""Names in run.json with the types of their values, and how those are called."""
+_ENDLESS = (math.inf, -math.inf)
 
 
 def _missing(root: AnyPath) -> str:
@@ -81,11 +101,13 @@ def _missing(root: AnyPath) -> str:
 def _attempt(file: AnyPath) -> Attempt | None:
     try:
         data = unseal(file.read_bytes(), file)
-        values = data.get("settings", {}), data.get("versions", {}), data.get("started_at")
-        return Attempt(int(data["attempt"]), int(data.get("start_step", 0)), *values)
+        settings, versions, started = data.get("settings", {}), data.get("versions", {}), data.get("started_at")
+        if not (isinstance(settings, dict) and isinstance(versions, dict)):
+            return None
+        return Attempt(int(data["attempt"]), int(data.get("start_step", 0)), settings, versions, started)
     except Unreachable:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -53,3 +54,39 @@ def test_a_checksum_of_any_depth_is_refused_where_it_does_not_fit(run: Path, lev
     (run / "run.json").write_text(text)
     with pytest.raises(Damaged, match=r"run\.json: "):
         open_run(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            (name, value)
+            for name in ("model", "tokenizer", "taskset")
+            for value in (5, math.nan, ["m"], {"m": 1}, True)
+        ),
+        *(("created_at", value) for value in ("now", math.nan, -math.inf, [1])),
+        ("imported", "yes"),
+        ("rescored_from", 7),
+        ("run", 7),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_its_name(run: Path, rolltape: Cli, name: str, value: object) -> None:
+    said = json.loads((run / "run.json").read_text())
+    del said["checksum"]
+    (run / "run.json").write_text(json.dumps({**said, name: value}))
+    told = "no run id" if name == "run" else f"run.json: {name} is {value!r}; expected "
+    for words in (("verify", run), ("diff", run, run), ("stats", run)):
+        code, _, err = rolltape(*words)
+        assert (code, told in err) == (2, True), words
+    code, out, _ = rolltape("list", run.parent, "--json")
+    assert (code, [r["state"] for r in json.loads(out)["runs"]]) == (0, ["damaged"])
+
+
+@pytest.mark.parametrize(
+    "body", [{"settings": 5}, {"versions": []}, {"start_step": math.inf}, {"attempt": -math.inf}, {"settings": None}]
+)
+def test_an_attempt_with_a_value_of_another_type_is_left_out(run: Path, rolltape: Cli, body: dict[str, object]) -> None:
+    (run / "attempts/0.json").write_text(json.dumps({"attempt": 0, **body}))
+    assert open_run(run).attempts == {}
+    for words in (("diff", run, run), ("list", run.parent), ("stats", run)):
+        assert rolltape(*words)[0] == 0, words

@@ -17,6 +17,7 @@ from rolltape.replay.printing.console import err, out, print_json, table
 from rolltape.replay.printing.words import counted
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.sql.added import described
+from rolltape.replay.sql.answer import Answer
 from rolltape.replay.sql.connection import ask
 from rolltape.replay.sql.declare import View
 from rolltape.replay.sql.output import Format, shown, write
@@ -174,13 +175,13 @@ def _answer(
     for note in answer.notes:
         err.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     if to is not None:
-        count = _written(answer.relation, format, to)
+        count = _written(answer, format, to)
         err.print(f"{to}: {counted(count, 'row')}", markup=False, highlight=False, soft_wrap=True)
     elif format == "table":
-        out.print(shown(answer.relation, rows, out))
+        out.print(shown(answer, rows, out))
     else:
         sys.stdout.flush()
-        write(answer.relation, format, sys.stdout.buffer)
+        write(answer, format, sys.stdout.buffer)
         sys.stdout.buffer.flush()
 
 
@@ -193,13 +194,13 @@ def _may_write(runs: Sequence[Run], to: Path, overwrite: bool) -> None:
         raise RunConflict(f"{to} exists; choose another name, or set --overwrite.")
 
 
-def _written(relation: Any, format: Format, to: Path) -> int:
+def _written(answer: Answer, format: Format, to: Path) -> int:
     """Write a file beside its place and put it there whole."""
     to.parent.mkdir(parents=True, exist_ok=True)
     part = to.with_name(f".{to.name}.{os.getpid()}.tmp")
     try:
         with part.open("wb") as sink:
-            count = write(relation, format, sink)
+            count = write(answer, format, sink)
         part.replace(to)
     finally:
         with suppress(OSError):

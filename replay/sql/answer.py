@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -13,19 +16,51 @@ from rolltape.schema.storage import is_silence
 if TYPE_CHECKING:
     import duckdb
 
+T = TypeVar("T")
+_AGAIN = 0.1
+"""Seconds after which a query that still runs is interrupted again."""
+
 
 @dataclass(frozen=True)
 class Answer:
     """An answer, and what it leaves out."""
 
+    connection: duckdb.DuckDBPyConnection
     relation: duckdb.DuckDBPyRelation
     notes: list[str]
     """Sentences: other splits, superseded steps, rows in journals, faults."""
 
     def table(self) -> pa.Table:
         """All of the answer. Raises BadInput where the query fails on the way, Damaged where a file does not read back."""
+        return self.fetched(self.relation.to_arrow_table)
+
+    def fetched(self, fetch: Callable[[], T]) -> T:
+        """What `fetch` fetches of the relation, until Ctrl-C. Raises what `table` raises."""
         with Said("cannot be read", OSError):
-            return self.relation.to_arrow_table()
+            return stoppable(self.connection, fetch)
+
+
+def stoppable(connection: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
+    """What `work` returns, which asks `connection`; Ctrl-C stops it, and is raised as KeyboardInterrupt.
+
+    Python hears of Ctrl-C when DuckDB returns, which it does at the end of a query: so another thread waits for it.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="rolltape-query", daemon=True).start()
+    try:
+        return result.result()
+    except KeyboardInterrupt:
+        while not result.done():  # a query that is about to begin does not know of an interrupt before it
+            connection.interrupt()
+            wait([result], _AGAIN)
+        raise
 
 
 class Said:

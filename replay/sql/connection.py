@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 
 from rolltape.replay.sql import plan, source
 from rolltape.replay.sql.added import add_annotations
-from rolltape.replay.sql.answer import Answer, failure
+from rolltape.replay.sql.answer import Answer, failure, stoppable
 from rolltape.replay.sql.declare import HIDDEN, hide, quoted
 from rolltape.replay.sql.handed import handed
 from rolltape.replay.sql.live import journaled, rows_of
@@ -68,27 +68,28 @@ def _ask(runs: Run | Sequence[Run], query: str, parameters: Parameters | None, s
     named = [name for name in VIEWS if plan.mentions(query, name)]
     try:
         try:
-            relation = _relation(asked, query, parameters, VIEWS if plan.lists(query) else named, named)
+            answer = _answer(asked, query, parameters, VIEWS if plan.lists(query) else named, named)
         except (duckdb.CatalogException, duckdb.BinderException):
-            _relation(asked, query, parameters, VIEWS, ())  # says by which names there are that one is not there
-            relation = _relation(asked, query, parameters, VIEWS, VIEWS)
+            _answer(asked, query, parameters, VIEWS, ())  # says by which names there are that one is not there
+            answer = _answer(asked, query, parameters, VIEWS, VIEWS)
     except duckdb.Error as error:
         raise failure(error) from error
-    if relation is None:
+    if answer.relation is None:
         raise BadInput("the query has no result; expected a SELECT.")
-    return Answer(relation, asked.notes)
+    return answer
 
 
-def _relation(
+def _answer(
     asked: Asked, query: str, parameters: Parameters | None, views: Collection[str], filled: Collection[str]
-) -> duckdb.DuckDBPyRelation | None:
+) -> Answer:
     """The answer, of a connection that has these views only: making all of them takes as long as most answers."""
     connection = asked.connection(views, filled)
     check_query(connection, query)
     if "annotation_" in query.lower() or plan.mentions(query) or plan.lists(query):
         add_annotations(connection, asked.runs)
     asked.fill(connection, query, parameters)
-    return connection.sql(query, params=parameters)
+    relation = stoppable(connection, lambda: connection.sql(query, params=parameters))  # runs some, such as PIVOT
+    return Answer(connection, relation, asked.notes)
 
 
 def connect(runs: Run | Sequence[Run], *, locked: bool = True, **selection: Any) -> duckdb.DuckDBPyConnection:

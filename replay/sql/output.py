@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import pyarrow as pa
 import pyarrow.csv as pcsv
@@ -13,10 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from rolltape.replay.printing.console import json_text, printable, table
-from rolltape.replay.sql.answer import Said
-
-if TYPE_CHECKING:
-    import duckdb
+from rolltape.replay.sql.answer import Answer, Said
 
 Format = Literal["table", "csv", "json", "parquet"]
 BATCH = 2048
@@ -25,25 +22,21 @@ _LONGEST = 200
 _NULL = Text("NULL", style="dim")
 
 
-def batches(relation: duckdb.DuckDBPyRelation) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def batches(answer: Answer) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """The answer: columns of one name numbered, whole numbers as whole numbers. Raises BadInput where it cannot be had.
 
     DuckDB counts in 128 bits, which Arrow has no type for and takes for decimals: such columns become int64.
     """
-    with Said("cannot be read", OSError):
-        reader = relation.to_arrow_reader(BATCH)
+    relation = answer.relation
+    reader = answer.fetched(lambda: relation.to_arrow_reader(BATCH))
     names = _distinct(reader.schema.names)
     huge = [str(t) == "HUGEINT" for t in relation.types]
     types = [pa.int64() if h else t for h, t in zip(huge, reader.schema.types, strict=True)]
     schema = pa.schema(list(zip(names, types, strict=True)))
 
     def read() -> Iterator[pa.RecordBatch]:
-        while True:
+        while (batch := answer.fetched(lambda: next(reader, None))) is not None:
             with Said("cannot be read", OSError):
-                try:
-                    batch = reader.read_next_batch()
-                except StopIteration:
-                    return
                 arrays = [a.cast(t) if a.type != t else a for a, t in zip(batch.columns, types, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -65,13 +58,13 @@ def _distinct(names: list[str]) -> list[str]:
 # -- files
 
 
-def write(relation: duckdb.DuckDBPyRelation, format: Format, sink: BinaryIO) -> int:
+def write(answer: Answer, format: Format, sink: BinaryIO) -> int:
     """Write an answer as csv, json or parquet; returns its rows.
 
     csv: null is nothing, empty text is `""`; lists and maps are JSON. json: a list of objects, a line each; NaN and infinity
     are text. Raises BadInput where the query fails on the way.
     """
-    schema, found = batches(relation)
+    schema, found = batches(answer)
     first = next(found, None)  # before anything is written: most queries that fail do so at once
     found = found if first is None else itertools.chain([first], found)
     writers: dict[str, Callable[..., int]] = {"csv": _write_csv, "json": _write_json, "parquet": _write_parquet}
@@ -126,9 +119,9 @@ def _write_parquet(schema: pa.Schema, found: Iterator[pa.RecordBatch], sink: Bin
 # -- tables
 
 
-def shown(relation: duckdb.DuckDBPyRelation, most: int, console: Console) -> RenderableType:
+def shown(answer: Answer, most: int, console: Console) -> RenderableType:
     """An answer as a table of at most `most` rows (0: all), or, where its columns do not fit side by side, row by row."""
-    schema, found = batches(relation)
+    schema, found = batches(answer)
     rows: list[tuple[Any, ...]] = []
     count = 0
     for batch in found:

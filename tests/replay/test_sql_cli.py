@@ -9,8 +9,10 @@ import math
 import os
 import pty
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -292,3 +294,53 @@ def test_without_a_query_a_terminal_gets_a_prompt(demo_run: Path) -> None:
     assert "42" in out
     assert "nonsense" in out
     assert "One error of a trace" in out
+
+
+# -- Ctrl-C
+
+LONG = {
+    "a cross join": "SELECT sum(a.num_tokens) FROM traces a, traces b, traces c, traces d, traces e, traces f",
+    "a recursion": "WITH RECURSIVE x AS (SELECT 1 AS a UNION ALL SELECT a + 1 FROM x) SELECT max(a) FROM x",
+    "no end of rows": "SELECT a.range FROM range(100000000000) a, range(100000) b WHERE a.range + b.range < 0",
+    "a pivot": "PIVOT (SELECT range % 3 AS k FROM range(100000000000)) ON k USING count(*)",
+}
+
+
+def asked(*words: object, stdin: int | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "rolltape.replay.cli", "sql", *map(str, words)]
+    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def is_at_work(process: subprocess.Popen[str]) -> bool:
+    """Wait until DuckDB is loaded, and a second more; whether the process still runs then."""
+    for _ in range(600):
+        if "duckdb" in Path(f"/proc/{process.pid}/maps").read_text():
+            break
+        time.sleep(0.1)
+    time.sleep(1)
+    return process.poll() is None
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+@pytest.mark.parametrize(("name", "form"), [*((name, "table") for name in LONG), ("a cross join", "csv")])
+def test_ctrl_c_ends_a_query(demo_run: Path, name: str, form: str) -> None:
+    process = asked(demo_run, LONG[name], "--format", form)
+    assert is_at_work(process)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=10)
+    assert (process.returncode, "Traceback" in out) == (130, False)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_ctrl_c_ends_a_question_of_the_prompt_and_not_the_prompt(demo_run: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = asked(demo_run, stdin=theirs)
+    os.close(theirs)
+    for query in LONG.values():
+        os.write(ours, f"{query};\n".encode())
+        assert is_at_work(process)
+        process.send_signal(signal.SIGINT)
+    os.write(ours, b"SELECT 41 + 1 AS x;\nexit\n")
+    out, _ = process.communicate(timeout=20)
+    os.close(ours)
+    assert (process.returncode, out.count("stopped"), "42" in out) == (0, len(LONG), True)

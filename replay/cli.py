@@ -7,6 +7,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import io
 import itertools
 import os
 import re
@@ -315,6 +316,13 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
+def _print_in_any_encoding() -> None:
+    """Print a question mark for what the encoding of a standard stream has no character for, instead of failing over it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def _refused(error: BaseException | None) -> None:
     """With --json, print why a command ends with exit code 2, so that standard output is JSON then too.
 
@@ -332,6 +340,7 @@ def _refused(error: BaseException | None) -> None:
 def main() -> None:
     """Entry point: errors of ours are one sentence on standard error and exit code 2."""
     _open_closed_streams()
+    _print_in_any_encoding()
     try:
         app()
     except (OSError, RolltapeError) as error:

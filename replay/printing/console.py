@@ -6,6 +6,7 @@ what stands there. No control character of it reaches the terminal through these
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import math
@@ -106,15 +107,19 @@ def say_error(error: Exception) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as JSON that every reader takes: NaN and infinities become text."""
+    """Print `value` as JSON that every reader takes: NaN and infinities become text.
+
+    Where standard output is not UTF-8, what is no ASCII is escaped.
+    """
+    text = json_text(value, ascii_only=codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8")
     with _naming("standard output"):
-        sys.stdout.write(json_text(value) + "\n")
+        sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
 
-def json_text(value: Any, indent: int | None = 2) -> str:
+def json_text(value: Any, indent: int | None = 2, *, ascii_only: bool = False) -> str:
     """`value` as such JSON."""
-    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, default=str)
+    text = json.dumps(_finite(value), indent=indent, ensure_ascii=ascii_only, default=str)
     return _UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from rolltape.replay import cli
 from rolltape.replay.printing.console import SafeConsole, SafeFormatter, print_json, printable, table
 
 HOSTILE = "a\x1b[31mred\x1b]0;title\x07 \x9b2J \x08\r\u202eback\u2028 \ud800 \U000e0041 \x7fend"
@@ -107,3 +108,38 @@ def test_a_full_standard_output_is_named(words: list[str], demo_run: Path) -> No
         program = [sys.executable, "-m", "rolltape.replay.cli", "list", str(demo_run), *words]
         done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (2, "Error: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((command, "RUN") for command in ("stats", "verify", "show", "list")),
+        ("diff", "RUN", "RUN"),
+        ("stats", "RUN", "--json"),
+        ("sql", "RUN", "SELECT 'ü — \u4e2d' AS a"),
+        ("sql", "--schema", "traces"),
+        ("sql", "--schema", "--json"),
+        ("schema",),
+        ("--help",),
+        ("stats", "nowhere-ü—\u4e2d"),
+    ],
+    ids=" ".join,
+)
+def test_every_command_prints_in_every_encoding(
+    demo_run: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], encoding: str
+) -> None:
+    streams = {name: io.TextIOWrapper(io.BytesIO(), encoding=encoding) for name in ("stdout", "stderr")}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    monkeypatch.setattr(sys, "argv", ["rolltape", *(str(demo_run) if word == "RUN" else word for word in words)])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    streams["stdout"].flush()
+    said = streams["stdout"].buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+    assert (code, bool(said)) == ((2, False) if "nowhere" in words[-1] else (0, True))
+    if "--json" in words:
+        json.loads(said)

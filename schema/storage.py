@@ -250,13 +250,13 @@ AnyPath = Path | StorePath
 def place(where: str | Path | StorePath, state: str | Path | None = None) -> AnyPath:
     """The place that a path or URL names. `state`: folder for state folders instead of the default one.
 
-    Raises BadInput for a URL that names nothing, MissingExtra where its scheme needs a package.
+    Raises BadInput for a URL that names nothing and a path that is no UTF-8, MissingExtra where its scheme needs a package.
     """
     if isinstance(where, StorePath):
         return where if state is None else replace(where, state=_state(where.url, state))
     found = _parsed(where)
     if found is None:
-        return Path(where)
+        return _named_in_utf8(Path(where))
     scheme, rest = found[1].lower(), found[2]
     if scheme == "file":
         return Path(unquote(urlsplit(str(where)).path))
@@ -264,6 +264,21 @@ def place(where: str | Path | StorePath, state: str | Path | None = None) -> Any
     files, key = _opened(scheme, url, os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"))
     name = url.partition("?")[0].rstrip("/") if scheme in _NATIVE else url
     return StorePath(name, key, files, _state(url, state))
+
+
+def _named_in_utf8(path: Path) -> Path:
+    """`path`. Raises BadInput where its name, or that of a folder it lies in, is no UTF-8: Arrow opens no such file."""
+    try:
+        for part in (path,) if path.is_absolute() else (path, Path.cwd()):
+            str(part).encode()
+    except UnicodeEncodeError:
+        shown = str(part).encode(errors="backslashreplace").decode()
+        raise BadInput(
+            f"{shown}: the name is no UTF-8, and no file below it can be opened; rename the folder, or choose another."
+        ) from None
+    except FileNotFoundError:  # the current folder was removed
+        pass
+    return path
 
 
 def is_url(where: str | Path | StorePath) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -475,3 +477,33 @@ def test_of_a_wrong_value_what_was_given_is_said_in_plain_words(rolltape: Run, o
     assert code == 2
     assert f"'{given}'" in said
     assert "Value error" not in said
+
+
+def test_a_name_that_is_no_utf_8_is_refused_at_once_by_every_command(
+    demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rolltape: Run
+) -> None:
+    run = Path(os.fsdecode(bytes(tmp_path) + b"/r\xff"))
+    try:
+        shutil.copytree(demo_run, run)
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    told = f"{tmp_path}/r\\udcff: the name is no UTF-8"
+    plain = ("verify", "stats", "show", "list", "compact", "notebook", "prune", "recover", "approve")
+    for command, *words in (
+        *((name,) for name in plain),
+        ("diff", demo_run),
+        ("sql", "FROM traces"),
+        ("convert", "--out", "x.jsonl"),
+        ("export", "--format", "hf", "--out", "x.parquet"),
+        ("annotate", "x", "x.csv"),
+    ):
+        code, _, err = rolltape(command, run, *words)
+        assert (code, told in err) == (2, True), (command, err)
+    for words in (("import", GROUP_REWARDS, "--run", f"{run}-new"), ("demo", "--run", f"{run}-new")):
+        code, _, err = rolltape(*words)
+        assert (code, "the name is no UTF-8" in err) == (2, True), (words, err)
+    assert [p.name for p in tmp_path.iterdir()] == [run.name]
+    code, out, _ = rolltape("list", tmp_path, "--json")
+    assert (code, [told in r["why"] for r in json.loads(out)["runs"]]) == (0, [True])
+    monkeypatch.chdir(run)
+    assert rolltape("stats", ".")[0] == 2

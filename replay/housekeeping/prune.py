@@ -22,7 +22,7 @@ from rolltape.schema.fields import ROW
 from rolltape.schema.parquet import open_parquet
 from rolltape.schema.paths import Part, part_of
 from rolltape.schema.rewrites import Rewrite
-from rolltape.schema.storage import AnyPath, StorePath, each, sha256_of, sizes
+from rolltape.schema.storage import AnyPath, StorePath, each, sha256_of, size_of, sizes
 
 MOST_BYTES = 10 * TARGET
 """Bytes of the files that become one without the columns that are left out."""
@@ -367,7 +367,7 @@ def _remove_behind(run: Run, made: Rewrite, there: dict[AnyPath, int], result: P
     if made.file is not None:
         path = run.paths.parquet(made.part)
         try:
-            whole = sha256_of(path) == made.file.sha256
+            whole = size_of(path) == made.file.bytes and sha256_of(path) == made.file.sha256
         except FileNotFoundError:
             whole = False
         if not whole:

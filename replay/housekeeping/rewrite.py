@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rolltape.replay.contents import Held
 from rolltape.replay.run import Run
 from rolltape.schema.commits import Commit, unsealed
 from rolltape.schema.errors import Damaged, RunConflict
@@ -167,6 +168,7 @@ def _bodies(run: Run, commits: Sequence[Commit]) -> Iterator[Mapping[str, Any]]:
 
 def _check_sources(task: Task) -> None:
     for unit in task.units:
+        Held(unit.path, unit.file).check_size()  # a pipe has none, and reading it would not end
         if sha256_of(unit.path) != unit.file.sha256:
             raise Damaged(f"{unit.path}: its bytes are not those that were committed; `rolltape verify` says more.")
 

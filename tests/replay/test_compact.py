@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -214,6 +215,17 @@ def test_a_damaged_file_is_named_and_left_alone(root: Path) -> None:
     result = CliRunner().invoke(app, ["compact", str(root)])
     assert result.exit_code == 1
     assert f"left as it is: {path}" in result.output
+
+
+def test_a_pipe_in_place_of_a_file_is_named_and_not_read(root: Path) -> None:
+    path = root / "traces" / "train" / "00000002.0.main.parquet"
+    path.unlink()
+    os.mkfifo(path)
+    done = compact(open_run(root))
+    assert [m.first_step for m in done.merged] == [4]
+    assert [f"{path}: 0 bytes, but " in why for why in done.skipped] == [True]
+    path.unlink()
+    assert ["is missing" in why for why in compact(open_run(root)).skipped] == [True]
 
 
 def test_a_file_that_does_not_read_back_is_not_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from rolltape.replay.printing.words import counted
 from rolltape.replay.run import Run, open_run
 from rolltape.replay.sql.added import described
 from rolltape.replay.sql.answer import Answer
-from rolltape.replay.sql.connection import ask
+from rolltape.replay.sql.connection import ask, is_statement
 from rolltape.replay.sql.declare import View
 from rolltape.replay.sql.output import Format, shown, write
 from rolltape.replay.sql.views import VIEWS
@@ -128,8 +128,9 @@ def _taken(words: Sequence[str], file: Path | None) -> tuple[list[str], str | No
 
 
 def _is_query(word: str) -> bool:
-    """Whether a word of the command line is a query rather than a run: it has a blank in it, and nothing is called so."""
-    return any(c.isspace() for c in word.strip()) and not os.path.exists(word)
+    """Whether a word of the command line is a query rather than a run: it has a blank in it, or is a statement by itself, such
+    as `begin`, and nothing is called so."""
+    return not os.path.exists(word) and (any(c.isspace() for c in word.strip()) or is_statement(word))
 
 
 def _format(format: Format | None, to: Path | None, as_json: bool) -> Format:

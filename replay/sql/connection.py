@@ -230,6 +230,17 @@ def lock(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute("SET lock_configuration = true")
 
 
+def is_statement(text: str) -> bool:
+    """Whether `text` is SQL, of whatever kind."""
+    import duckdb
+
+    try:
+        with duckdb.connect() as connection:
+            return bool(connection.extract_statements(text))
+    except (duckdb.Error, UnicodeEncodeError):
+        return False
+
+
 def check_query(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     """Refuse what is not one question. Raises BadInput."""
     import duckdb

@@ -267,6 +267,17 @@ def test_the_schema_of_one_view(rolltape: Cli, demo_run: Path) -> None:
         assert "weight_version" not in out
 
 
+def test_a_statement_of_one_word_is_refused_for_what_it_is(
+    rolltape: Cli, demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for word in ("begin", "BEGIN;", "commit", "checkpoint", "vacuum", "analyze"):
+        code, _, err = rolltape(demo_run, word)
+        assert (code, "is refused: a recorded run is only read" in err) == (2, True), word
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(demo_run, "begin")
+    assert rolltape("begin", "--json", stdin="SELECT count(*) AS n FROM traces")[:2] == (0, '[\n{"n": 48}\n]\n')
+
+
 # -- the prompt
 
 

@@ -133,7 +133,9 @@ class LiveOptions:
                 f"min_group_size is {self.min_group_size}, a task has {self.rollouts} rollouts: no group reaches it."
             )
         if self.eval_name is not None and not self.eval:
-            raise BadInput(f"eval_name is {self.eval_name!r}, but training is recorded; set eval (--eval), or leave it out.")
+            raise BadInput(
+                f"eval_name is {self.eval_name!r}, but training is recorded; set eval (--eval), or leave it out."
+            )
         if self.temperature < 0:
             raise BadInput(f"temperature is {self.temperature}; expected 0 or more.")
         if not 0 < self.top_p <= 1:

@@ -93,7 +93,7 @@ def check_asked(reply: Reply, prompt_tokens: int, most: int) -> None:
     if seen is not None and seen != prompt_tokens:
         raise BadReply(
             f"The engine was sent a prompt of {prompt_tokens} tokens and counts {_short(seen)}: it saw another text, to which "
-            "the log-probs belong. Start it without truncation of long prompts (SGLang: --allow-auto-truncate)."
+            "the log-probs belong. Start it without truncation of long prompts (`allow_auto_truncate` of SGLang)."
         )
     if len(reply.token_ids) > most:
         raise BadReply(f"The engine was asked for at most {most} tokens and sent {len(reply.token_ids)}.")

@@ -75,7 +75,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     """How many runs, and by which converter."""
-    if not (runs := config.stash[_RUNS].all):
+    found = config.stash[_RUNS]
+    if not (runs := found.asked if found.alone else found.all):
         return None
     from rolltape.replay.options import CONVERTER_VERSION
     from rolltape.replay.printing.words import counted

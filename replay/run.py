@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rolltape.replay.contents import Contents, Held, read_contents, rewrites_in
+from rolltape.replay.printing.words import counted
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, OtherRun, RolltapeError, RunNotFound, Unreachable
 from rolltape.schema.fields import ROW, check_version
@@ -160,6 +161,8 @@ class Run:
         where a step that is asked for was not recorded.
         """
         wanted = None if steps is None else {steps} if isinstance(steps, int) else set(steps)
+        if wanted and not all(isinstance(step, int) for step in wanted):
+            raise BadInput(f"steps is {steps!r}; expected a whole number, or several.")
         parts = [part for part in self._parts if part.split == split]
         mine = {p for p in parts if wanted is None or p.step in wanted}
         chosen = {p for p in mine if p.attempt == attempt} if attempt is not None else self.newest(mine)
@@ -176,7 +179,7 @@ class Run:
             have = sorted({p.step for p in parts})
             raise BadInput(
                 f"{self.paths.root}: step {missing[0]} of {split!r} was not recorded; recorded are "
-                + (f"{len(have)} steps from {have[0]} to {have[-1]}." if have else "none.")
+                + (f"{counted(len(have), 'step')} from {have[0]} to {have[-1]}." if have else "none.")
             )
         return [c for c in self.all_commits if c.part in chosen]
 
@@ -338,12 +341,24 @@ class Run:
         columns: Sequence[str] | None = None,
         attempt: int | None = None,
     ) -> pa.Table:
-        """Rows as one table (several chunks, never joined): every column of the row record, or `columns`."""
-        tables = list(self.batches(split, steps, columns=columns, attempt=attempt))
-        if tables:
-            return pa.concat_tables(tables, promote_options="default")
-        names = ROW.arrow.names if columns is None else [c for c in columns if c in ROW.by_name]
-        return pa.schema([ROW.arrow.field(n) for n in names]).empty_table()
+        """Rows as one table (several chunks, never joined): every column of the row record, or `columns`.
+
+        Raises BadInput for a split, step or column that the run has not.
+        """
+        splits = {"train", *(part.split for part in self._parts)}
+        if split not in splits:
+            raise BadInput(
+                f"{self.paths.root}: no split {split!r} was recorded; there are {', '.join(sorted(splits))}."
+            )
+        if isinstance(columns, str):
+            raise BadInput(f"columns is the text {columns!r}; expected a list of names, such as [{columns!r}].")
+        tables = list(self.batches(split, steps, columns=columns, attempt=attempt)) or [ROW.arrow.empty_table()]
+        found = pa.concat_tables(tables, promote_options="default")
+        if columns is None:
+            return found
+        if unknown := [name for name in columns if name not in found.column_names]:
+            raise BadInput(f"{self.paths.root}: there is no column {unknown[0]!r}; `rolltape schema` lists them.")
+        return found.select(list(columns))
 
     def groups(
         self, split: str = "train", steps: int | Iterable[int] | None = None, *, attempt: int | None = None

@@ -274,7 +274,7 @@ def _schema(words: Sequence[str], as_json: bool) -> None:
 
     As JSON all of each view is printed.
     """
-    runs = [w for w in words if os.path.exists(w) or "://" in w]
+    runs = [w for w in words if w not in VIEWS and (os.path.exists(w) or "://" in w)]
     names = [w for w in words if w not in runs]
     found = dict(VIEWS)
     for run in runs:

@@ -104,8 +104,8 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example(
             "Which groups carry no signal: all their rewards are equal?",
             "SELECT step, group_index, task_idx, count(*) AS traces, min(reward) AS reward\n"
-            "FROM traces WHERE disposition IS NULL OR disposition NOT IN ('retried', 'cancelled')\n"
-            "GROUP BY ALL HAVING count(reward) = count(*) AND min(reward) = max(reward) ORDER BY ALL",
+            "FROM traces WHERE ended AND isfinite(reward)\n"
+            "GROUP BY ALL HAVING count(*) > 1 AND min(reward::FLOAT) = max(reward::FLOAT) ORDER BY ALL",
         ),
         Example(
             "Which groups are short?",

@@ -90,6 +90,26 @@ def test_a_run_without_steps_has_the_right_columns_and_no_rows(tmp_path: Path) -
     assert (run.groups(), run.steps(), run.splits(), run.all_commits) == ([], [], [], [])
 
 
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"split": "trian"}, "no split 'trian' was recorded; there are eval-aime, train."),
+        ({"split": "eval"}, "no split 'eval' was recorded; there are eval-aime, train."),
+        ({"columns": "reward"}, "columns is the text 'reward'; expected a list of names, such as ['reward']."),
+        ({"columns": ["reward", "nope"]}, "there is no column 'nope'; `rolltape schema` lists them."),
+        ({"steps": "0"}, "steps is '0'; expected a whole number, or several."),
+        ({"steps": 7}, "step 7 of 'train' was not recorded; recorded are 1 step from 0 to 0."),
+    ],
+)
+def test_what_a_run_has_not_is_refused_and_no_empty_table(tmp_path: Path, asked: dict[str, Any], says: str) -> None:
+    put_run(tmp_path)
+    put_step(tmp_path, 0, [turn(id="a")])
+    put_step(tmp_path, 0, [turn(id="b")], split="eval-aime", fates={"b": "eval"})
+    with pytest.raises(BadInput) as caught:
+        open_run(tmp_path).table(**asked)
+    assert says in str(caught.value)
+
+
 # -- order and attempts
 
 
@@ -163,11 +183,13 @@ def test_a_step_that_was_not_recorded_is_named(tmp_path: Path, steps: Any) -> No
         open_run(tmp_path).table(steps=steps)
 
 
-def test_a_split_that_was_not_recorded_is_empty_and_its_steps_are_named_as_missing(tmp_path: Path) -> None:
+def test_a_split_that_was_not_recorded_is_refused_but_for_training_that_has_not_begun(tmp_path: Path) -> None:
     run = open_run(put_run(tmp_path))
-    assert run.table("eval").num_rows == 0
+    assert run.table("train").num_rows == 0
+    with pytest.raises(BadInput, match="no split 'eval' was recorded; there are train"):
+        run.table("eval")
     with pytest.raises(BadInput, match=r"recorded are none\."):
-        run.table("eval", steps=0)
+        run.table("train", steps=0)
 
 
 # -- what is data

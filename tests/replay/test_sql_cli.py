@@ -258,6 +258,15 @@ def test_a_query_may_begin_with_a_comment(rolltape: Cli, demo_run: Path) -> None
         assert (code, f"{word} is no option of `rolltape sql`" in err) == (2, True)
 
 
+def test_a_view_is_told_apart_from_a_folder_of_its_name(
+    rolltape: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "samples").mkdir()
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = rolltape("--schema", "samples")
+    assert (code, out.startswith("samples\n")) == (0, True)
+
+
 def test_the_schema_of_one_view(rolltape: Cli, demo_run: Path) -> None:
     for words in (("--schema", "errors"), (demo_run, "errors", "--schema")):
         code, out, _ = rolltape(*words)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from replay_build import Record, group, put_run, put_step, reply, said, trace
 
@@ -225,12 +226,12 @@ def measured(c: Counted) -> list[tuple[Any, ...]]:
 
 
 def without_signal(c: Counted) -> list[tuple[Any, ...]]:
-    mine = [r for r in c.rows if r["disposition"] not in ("retried", "cancelled")]
+    mine = [r for r in c.rows if ended(r) and r["reward"] is not None and math.isfinite(r["reward"])]
     result = []
     for key, rows in c.by("step", "group_index", "task_idx", rows=mine):
         rewards = [r["reward"] for r in rows]
-        if None not in rewards and len({repr(x) for x in rewards}) == 1:
-            result.append((*key, len(rows), rewards[0]))
+        if len(rewards) > 1 and len({np.float32(x) for x in rewards}) == 1:
+            result.append((*key, len(rows), min(rewards)))
     return result
 
 

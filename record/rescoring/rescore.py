@@ -256,7 +256,7 @@ class _Job:
         outcomes = [o for batch in batches for o in read_outcomes(batch)]
         if hooked := sum(o.handed_reward is not None for o in outcomes):
             self.result.notes["rewards left out that a hook of the trainer had made of the old ones"] += hooked
-        made = settle(tables, groups, outcomes, commit.step, max(start, min(firsts, default=0)))
+        made = settle(tables, groups, outcomes, commit.step, max(start, min(firsts, default=0)), new)
         write_rescored(self.target.paths, mine, (row for item in new.values() for row in item.beside))
         file = write_parquet(
             self.target.paths.parquet(mine),

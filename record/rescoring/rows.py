@@ -23,6 +23,8 @@ CHANGED = (
     *("error_tracebacks", "scoring_start", "scoring_end", "problems", "extra"),
 )
 """Columns of a row that re-scoring may change, beside run, attempt and the outcome."""
+NO_GROUP = "the trace is in no group record"
+"""Why there are no group rewards where the group was not scored when it was recorded."""
 _LIGHT = list(dict.fromkeys((*COLUMNS, *CHANGED)))
 
 
@@ -38,6 +40,8 @@ class New:
     """Old scores beside new (see `rescored.SCHEMA`)."""
     attempted: bool
     failed: bool
+    incomplete: str | None = None
+    """Why the trace has no group rewards, where the taskset has some."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Unit:
     def whole(self, members: Sequence[Member]) -> tuple[list[Member], Ungrouped | None]:
         """The group's last tries in rollout order, and why group rewards cannot be given: None where they can."""
         if self.group is None:
-            return [], Ungrouped("the trace is in no group record")
+            return [], Ungrouped(NO_GROUP)
         by_id = {m.trace_id: m for m in members}
         group = [by_id[t] for t in self.group.trace_ids if t in by_id]
         wanted = max(self.group.expected_size, len(self.group.trace_ids))
@@ -170,7 +174,14 @@ class Member:
             list(self._beside(place, rewards, metrics, total)),
             self.untouched is None,
             bool(self.failures),
+            self._incomplete(secrets),
         )
+
+    def _incomplete(self, secrets: Secrets) -> str | None:
+        """Why there are no group rewards: one raised, or the group could not be compared."""
+        names = [] if self.scored is None else [s.name for s in self.scored.signals if s.kind == "group reward"]
+        raised = next((f"{name}: {self.failures[name]}" for name in names if name in self.failures), None)
+        return self.ungrouped if raised is None else secrets.text(f"the group reward failed: {raised}")
 
     # -- scores
 

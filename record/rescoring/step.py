@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rolltape.record.rescoring.rows import CHANGED, New
+from rolltape.record.rescoring.rows import CHANGED, NO_GROUP, New
 from rolltape.record.writing.parts import counted
 from rolltape.replay.convert import Conversion, SampleGroup, convert, flatten
 from rolltape.replay.digest import digest
@@ -17,7 +17,7 @@ from rolltape.replay.outcomes import finish
 from rolltape.schema.fields import TRACE
 from rolltape.schema.records import Group, Outcome, Step, sum_rewards
 
-SETTLED = ("retried", "cancelled", "interrupted", "filtered", "leftover", "eval")
+SETTLED = ("retried", "cancelled", "interrupted", "filtered", "leftover")
 """Dispositions that other scores do not change."""
 
 
@@ -55,26 +55,36 @@ class Settled:
 
 
 def settle(
-    tables: Sequence[pa.Table], groups: Sequence[Group], outcomes: Sequence[Outcome], step: Step, start: int
+    tables: Sequence[pa.Table],
+    groups: Sequence[Group],
+    outcomes: Sequence[Outcome],
+    step: Step,
+    start: int,
+    new: Mapping[str, New],
 ) -> Settled:
     """Convert a part again and say what became of each trace.
 
-    `groups`: without sample indices; `outcomes`, `step`: as recorded. Samples are numbered from `start`. A reward that a
-    hook of the trainer had changed is left out, for it was made of the old score; removals and recomputed log-probs stay.
+    `groups`: without sample indices; `outcomes`, `step`: as recorded; `new`: what re-scoring gave, by trace id. Samples
+    are numbered from `start`. A reward that a hook of the trainer had changed is left out, for it was made of the old
+    score; removals and recomputed log-probs stay.
     """
     table = pa.concat_tables(tables) if tables else TRACE.arrow.empty_table()
     traces = table.column("trace_id").to_pylist()
+    errors = dict(zip(traces, _errors(table), strict=True))
     before = {o.trace_id: replace(o, handed_reward=None) for o in outcomes}
     counts = {"started": step.counts["started"]} if "started" in step.counts else {}
     order = step.batch
     step = replace(step, counts=counts, batch=None, digest_converted=None, digest_handed=None)
     if step.split != "train":
-        now = [before.get(t) or Outcome(trace_id=t, disposition="eval") for t in traces]
+        now = [_evaluated(t, before.get(t), errors[t], new[t]) for t in traces]
         return Settled(list(groups), now, counted(step, now, traces))
     options = replace(ConvertOptions.from_dict(step.options), strict=False)
     conversion = convert(table, groups, options, start=start)
     grouped = {t for record in conversion.records for t in record.trace_ids}
-    now = [_outcome(t, before.get(t), conversion, t in grouped) for t in traces]
+    now = [
+        _converted(t, before.get(t), conversion) if t in grouped else _alone(t, before.get(t), errors[t], new[t])
+        for t in traces
+    ]
     indices = _indices(finish(conversion.groups, now))
     same = order is not None and sorted(order) == sorted(indices)
     step = replace(step, options=options.to_dict(), batch=order if same else indices)
@@ -92,14 +102,41 @@ def _indices(groups: Sequence[SampleGroup]) -> tuple[int, ...]:
     return tuple(sample.index or 0 for group in groups for sample in flatten(group))
 
 
-def _outcome(trace: str, before: Outcome | None, conversion: Conversion, grouped: bool) -> Outcome:
+def _errors(table: pa.Table) -> list[str | None]:
+    """The last error of each row, as the reason of an outcome."""
+    types, messages = (table.column(f"error_{name}").to_pylist() for name in ("types", "messages"))
+    return [f"{t[-1]}: {m[-1]}" if t and m else None for t, m in zip(types, messages, strict=True)]
+
+
+def _evaluated(trace: str, before: Outcome | None, error: str | None, new: New) -> Outcome:
+    """What became of a trace of an evaluation."""
+    if before is not None and before.disposition in SETTLED:
+        return before
+    if error is not None:
+        return Outcome(trace_id=trace, disposition="error", reason=error)
+    if not new.attempted and before is not None:
+        return before
+    if new.incomplete is not None:
+        return Outcome(trace_id=trace, disposition="incomplete_group", reason=new.incomplete)
+    return Outcome(trace_id=trace, disposition="eval")
+
+
+def _converted(trace: str, before: Outcome | None, conversion: Conversion) -> Outcome:
+    """What became of a trace of a group record."""
     if before is not None and before.disposition in SETTLED:
         return before
     if trace in conversion.dropped:
         disposition, reason = conversion.dropped[trace]
         return Outcome(trace_id=trace, disposition=disposition, reason=reason)
-    if grouped:
-        return replace(before or Outcome(trace_id=trace, disposition=""), disposition="emitted", reason=None)
+    return replace(before or Outcome(trace_id=trace, disposition=""), disposition="emitted", reason=None)
+
+
+def _alone(trace: str, before: Outcome | None, error: str | None, new: New) -> Outcome:
+    """What became of a trace of a training step that is in no group record, so it cannot be converted."""
+    if before is not None and before.disposition not in ("emitted", "error", "incomplete_group"):
+        return before
+    if error is not None:
+        return Outcome(trace_id=trace, disposition="error", reason=error)
     if before is None or before.disposition == "emitted":
-        return Outcome(trace_id=trace, disposition="leftover", reason="it is in no group record")
-    return before
+        return Outcome(trace_id=trace, disposition="leftover", reason=NO_GROUP)
+    return Outcome(trace_id=trace, disposition="incomplete_group", reason=NO_GROUP) if new.attempted else before

@@ -54,7 +54,8 @@ def rescore(
     runtime of the live rollout (a sandbox, its files) is named, and null unless --keep-unscorable. Old scores stand beside
     new ones in OUT/rescored/, and both runs join by trace_id. Each step is committed by itself.
 
-    Exit code: 0 scored; 1 some traces could not be scored; 2 refused, or stopped by --strict.
+    Exit code: 0 scored; 1 some traces could not be scored, or lack a total reward as their group could not be compared; 2
+    refused, or stopped by --strict.
 
     For example:
 
@@ -82,7 +83,13 @@ def rescore(
             print_json({"path": to, **result.to_dict()})
         else:
             print_rescored(run, to, result)
-        raise typer.Exit(1 if result.failures or (result.changes and result.changes.counts["failed"]) else 0)
+        raise typer.Exit(1 if _lost(result) else 0)
+
+
+def _lost(result: Rescored) -> bool:
+    """Whether some trace could not be scored, now or in a part that was there before."""
+    changes = result.changes
+    return bool(result.failures or (changes and (changes.counts["failed"] or changes.missing)))
 
 
 def print_rescored(run: str, to: str, result: Rescored) -> None:
@@ -110,6 +117,7 @@ def print_rescored(run: str, to: str, result: Rescored) -> None:
         "traces"
     )
     _print_changes(result)
+    _print_skipped(result.changes.skipped)
     _print_failures(result.failures)
 
 
@@ -154,6 +162,16 @@ def _print_changes(result: Rescored) -> None:
         out.print()
         columns = ("step", "group", "task", "trace", "old total", "new total", "new - old")
         out.print(table("Traces that changed most", columns, traces, right=("step", "group", *columns[4:])))
+
+
+def _print_skipped(skipped: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each reason why totals were skipped, the commonest first."""
+    for kind in skipped[:SHOWN]:
+        traces, missing = kind["traces"], kind["missing"]
+        due = "" if not missing else " that should have one" if missing == traces else f" ({missing} should have one)"
+        _say(f"no total reward: {counted(traces, 'trace')}{due}, {kind['reason']}")
+    if len(skipped) > SHOWN:
+        _say(f"… and {len(skipped) - SHOWN} more reasons; --json lists them")
 
 
 def _print_failures(failures: Sequence[Mapping[str, Any]]) -> None:

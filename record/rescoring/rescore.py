@@ -24,7 +24,7 @@ from rolltape.record.config import load_config
 from rolltape.record.rescoring import bounded
 from rolltape.record.rescoring.plan import RescoreOptions, chosen, refuse_out
 from rolltape.record.rescoring.rescored import Changes, changes, write_rescored
-from rolltape.record.rescoring.rows import Member, New, Unit, units
+from rolltape.record.rescoring.rows import NOT_LAST, Member, New, Unit, units
 from rolltape.record.rescoring.scoring import Scorer
 from rolltape.record.rescoring.step import regrouped, settle, with_scores
 from rolltape.record.secrets import Secrets
@@ -282,13 +282,22 @@ class _Job:
         """Raise CheckFailed where nothing could be scored, or with `strict` where something could not."""
         attempted = sum(item.attempted for item in new.values())
         failed = sum(item.failed for item in new.values())
-        if failed and (self.options.strict or failed == attempted):
-            first = self.result.failures[-1]
+        missing = {t: item.missing for t, item in new.items() if item.missing is not None}
+        lost = failed + len(missing) if self.options.strict else failed
+        if lost and (self.options.strict or failed == attempted):
             raise CheckFailed(
-                f"{failed} of {attempted} traces of step {commit.part.step} ({commit.part.split}) could not be scored; trace "
-                f"{first['trace_id']}: {first['signal']}: {first['error']}. Nothing of this step was written; steps before it "
-                "are committed, and --resume goes on from here."
+                f"{lost} of {attempted} traces of step {commit.part.step} ({commit.part.split}) could not be scored; "
+                f"{self._first(failed, missing)}. Nothing of this step was written; steps before it are committed, and "
+                "--resume goes on from here."
             )
+
+    def _first(self, failed: int, missing: Mapping[str, str | None]) -> str:
+        """A trace that could not be scored, and why."""
+        if failed:
+            one = self.result.failures[-1]
+            return f"trace {one['trace_id']}: {one['signal']}: {one['error']}"
+        trace, why = next(iter(missing.items()))
+        return f"trace {trace} has no total reward, {why}"
 
     # -- scoring the groups of a part
 
@@ -340,5 +349,5 @@ class _Job:
         elif why.kind is not None:
             self.result.notes[f"groups without group rewards, {why.kind}"] += 1
         for member in members:
-            other = None if member in group else "the trace is not the last try of its rollout"
-            member.ungrouped = other if why is None else why.reason
+            other = None if member in group else NOT_LAST
+            member.ungrouped = why if why is not None and member.last else other

@@ -40,13 +40,16 @@ SCHEMA = pa.schema(
         ("status", pa.string()),
         ("reason", pa.string()),
         ("changed", pa.bool_()),
+        ("missing", pa.bool_()),
     ]
 )
 """`kind`: reward, metric, or total (the sum of the rewards). `in_group`: whether the trace is the last try of its rollout.
 `ended_then`, `ended_now`: whether it is one that means are of, by the recording and by the new run: a last try without an error
 that was not cancelled, as for `rolltape stats`.
 `old`, `new`: weighted contributions, or metrics. `status`: scored, kept, skipped (there is none to be had; of a total: a reward
-was), failed, gone (the taskset has no such name any more), or untouched (the rollout had ended in an error)."""
+was), failed, gone (the taskset has no such name any more), or untouched (the rollout had ended in an error).
+`missing`: of a total, whether it should be there and is not: the rollout came to its end, and only its group could not be
+compared."""
 
 
 def differs(old: float | None, new: float | None) -> bool:
@@ -82,6 +85,13 @@ class Changes:
     counts: dict[str, int]
     """Traces, and by their total: scored, failed, skipped, untouched, which add up to them; changed. Groups whose sums were
     compared."""
+    skipped: list[dict[str, Any]]
+    """Why totals were skipped, the commonest reason first: of how many `traces`, and how many of those totals are `missing`."""
+
+    @property
+    def missing(self) -> int:
+        """Totals that should be there and are not."""
+        return sum(reason["missing"] for reason in self.skipped)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -119,6 +129,10 @@ _COUNTS = """
         count(distinct (split, step, group_index)) filter (in_group) as groups
     from scores where kind = 'total'
 """
+_SKIPPED = """
+    select reason, count(*) as traces, count(*) filter (missing) as missing from scores
+    where kind = 'total' and status = 'skipped' group by reason order by traces desc, reason
+"""
 
 
 def changes(paths: RunPaths, parts: Sequence[Part], *, most: int = 1000) -> Changes:
@@ -133,6 +147,7 @@ def changes(paths: RunPaths, parts: Sequence[Part], *, most: int = 1000) -> Chan
             _dicts(connection.execute(_GROUPS)),
             _dicts(connection.execute(_TRACES, [most])),
             _dicts(connection.execute(_COUNTS))[0],
+            _dicts(connection.execute(_SKIPPED)),
         )
 
 

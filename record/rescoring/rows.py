@@ -23,6 +23,8 @@ CHANGED = (
     *("error_tracebacks", "scoring_start", "scoring_end", "problems", "extra"),
 )
 """Columns of a row that re-scoring may change, beside run, attempt and the outcome."""
+SETTLED = ("retried", "cancelled", "interrupted", "filtered", "leftover")
+"""Dispositions that other scores do not change."""
 NO_GROUP = "the trace is in no group record"
 """Why there are no group rewards where the group was not scored when it was recorded."""
 _LIGHT = list(dict.fromkeys((*COLUMNS, *CHANGED)))
@@ -42,6 +44,8 @@ class New:
     failed: bool
     incomplete: str | None = None
     """Why the trace has no group rewards, where the taskset has some."""
+    missing: str | None = None
+    """Why there is no total, where its rollout came to its end and each reward by itself could be scored."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,16 @@ class Ungrouped:
     """Of this group."""
     kind: str | None = None
     """Of all groups like it; None where there is no group."""
+    general: str | None = None
+    """The reason without what is particular to this group; None where nothing is."""
+
+    @property
+    def alike(self) -> str:
+        """The reason in words that are the same for all groups like it."""
+        return self.general or self.reason
+
+
+NOT_LAST = Ungrouped("the trace is not the last try of its rollout")
 
 
 @dataclass(frozen=True)
@@ -79,11 +93,12 @@ class Unit:
         wanted = max(self.group.expected_size, len(self.group.trace_ids))
         if len(group) < wanted:
             reason = f"{len(group)} of {wanted} rollouts of group {self.group.group_index} are there"
-            return group, Ungrouped(reason, "for they are not whole")
+            return group, Ungrouped(reason, "for they are not whole", "its group is not whole")
         failed = next((m for m in group if m.failures or m.scored is None), None)
         if failed is not None:
             reason = f"trace {failed.trace_id} of group {self.group.group_index} could not be scored"
-            return group, Ungrouped(reason, "for a trace of each could not be scored")
+            like = "a trace of its group could not be scored"
+            return group, Ungrouped(reason, "for a trace of each could not be scored", like)
         return group, None
 
 
@@ -131,7 +146,7 @@ class Member:
     scored: Scored | None = None
     unreadable: str | None = None
     """Why no Trace can be made of it."""
-    ungrouped: str | None = None
+    ungrouped: Ungrouped | None = None
     """Why it has no group rewards, where the taskset has some."""
 
     @property
@@ -140,7 +155,7 @@ class Member:
         return str(self.columns["trace_id"])
 
     @property
-    def _last(self) -> bool:
+    def last(self) -> bool:
         """Whether it is the last try of its rollout, and was not cancelled."""
         return self.columns["disposition"] not in ("retried", "cancelled")
 
@@ -175,13 +190,33 @@ class Member:
             self.untouched is None,
             bool(self.failures),
             self._incomplete(secrets),
+            self._missing(rewards),
         )
+
+    def _missing(self, rewards: Mapping[str, Score]) -> str | None:
+        """Why a total that should be there is not: only what compares the group could not be scored."""
+        lacking = {name: score for name, score in rewards.items() if score.value is None}
+        if not lacking or self.ungrouped is None or self.failures or self.untouched is not None:
+            return None
+        if self.columns["disposition"] in SETTLED or any(s.reason != self.ungrouped.reason for s in lacking.values()):
+            return None
+        return self._without(lacking)
+
+    def _without(self, lacking: Mapping[str, Score]) -> str:
+        """What a total lacks and why, in words that are the same for all groups alike."""
+        names: dict[str | None, list[str]] = {}
+        for name, score in lacking.items():
+            grouped = self.ungrouped is not None and score.reason == self.ungrouped.reason
+            names.setdefault(self.ungrouped.alike if self.ungrouped and grouped else score.reason, []).append(name)
+        return "without " + "; ".join(f"{', '.join(mine)}: {reason}" for reason, mine in names.items())
 
     def _incomplete(self, secrets: Secrets) -> str | None:
         """Why there are no group rewards: one raised, or the group could not be compared."""
         names = [] if self.scored is None else [s.name for s in self.scored.signals if s.kind == "group reward"]
         raised = next((f"{name}: {self.failures[name]}" for name in names if name in self.failures), None)
-        return self.ungrouped if raised is None else secrets.text(f"the group reward failed: {raised}")
+        if raised is not None:
+            return secrets.text(f"the group reward failed: {raised}")
+        return None if self.ungrouped is None else self.ungrouped.reason
 
     # -- scores
 
@@ -197,7 +232,7 @@ class Member:
         compared = [s.name for s in self.scored.signals if s.kind == "group reward"]
         if self.ungrouped is not None:
             due = [n for n in compared if n not in rewards and (self.untouched is None or n in old_rewards)]
-            rewards |= {name: Score("skipped", reason=self.ungrouped) for name in due}
+            rewards |= {name: Score("skipped", reason=self.ungrouped.reason) for name in due}
         if self.untouched is not None:
             rewards = _kept({n: v for n, v in old_rewards.items() if n not in compared}) | rewards
             return _ordered(rewards, old_rewards), _kept(old_metrics)
@@ -222,8 +257,8 @@ class Member:
             **place,
             **{name: self.columns[name] for name in ("group_index", "rollout_index", "trace_id", "task_name")},
             "in_group": self.group is not None and self.trace_id in self.group.trace_ids,
-            "ended_then": self._last and not failed,
-            "ended_now": self._last and not (failed if self.untouched is not None else self._failed_now),
+            "ended_then": self.last and not failed,
+            "ended_now": self.last and not (failed if self.untouched is not None else self._failed_now),
         }
         for kind, scores in (("reward", rewards), ("metric", metrics)):
             old = self.columns[f"{kind}s"] or {}
@@ -236,15 +271,18 @@ class Member:
                 reason = "the taskset has no signal of that name"
                 values = {"old": old[name], "new": None, "score": None, "weight": None}
                 yield {**common, "kind": kind, "name": name, **values, "status": "gone", "reason": reason}
-        missing = [name for name, score in rewards.items() if score.value is None]
+        lacking = {name: score for name, score in rewards.items() if score.value is None}
         status, reason = "scored", None
         if self.untouched is not None:
             status, reason = "untouched", self.untouched
-        elif self.failures or missing:
-            status = "failed" if self.failures else "skipped"
-            reason = f"without {', '.join(missing)}" if missing else None
+        elif self.failures:
+            status, reason = "failed", f"without {', '.join(lacking)}" if lacking else None
+        elif lacking:
+            status, reason = "skipped", self._without(lacking)
         values = {"old": self.columns["reward"], "new": total, "score": None, "weight": None}
-        yield {**common, "kind": "total", "name": "reward", **values, "status": status, "reason": reason}
+        missing = self._missing(rewards) is not None
+        told = {"status": status, "reason": reason, "missing": missing}
+        yield {**common, "kind": "total", "name": "reward", **values, **told}
 
     # -- the row
 

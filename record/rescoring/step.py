@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rolltape.record.rescoring.rows import CHANGED, NO_GROUP, New
+from rolltape.record.rescoring.rows import CHANGED, NO_GROUP, SETTLED, New
 from rolltape.record.writing.parts import counted
 from rolltape.replay.convert import Conversion, SampleGroup, convert, flatten
 from rolltape.replay.digest import digest
@@ -16,9 +16,6 @@ from rolltape.replay.options import ConvertOptions
 from rolltape.replay.outcomes import finish
 from rolltape.schema.fields import TRACE
 from rolltape.schema.records import Group, Outcome, Step, sum_rewards
-
-SETTLED = ("retried", "cancelled", "interrupted", "filtered", "leftover")
-"""Dispositions that other scores do not change."""
 
 
 def with_scores(table: pa.Table, new: Mapping[str, New], run: str, attempt: int) -> pa.Table:

@@ -127,7 +127,7 @@ def test_a_whole_group_with_a_trace_that_cannot_be_scored_has_no_group_reward_fo
     [(reason,)] = duckdb.sql(
         f"select reason from '{tmp_path}/new/rescored/*/*.parquet' where kind = 'total' and status = 'skipped'"
     ).fetchall()
-    assert reason == "without even"
+    assert reason == "without even: a trace of its group could not be scored"
 
 
 def test_the_numbers_of_a_row_add_up_to_its_traces_and_means_say_of_how_many_they_are(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from record_build import Record, checked, trace
-from rescore_build import OK, SOMETIMES, probes
+from rescore_build import OK, SOMETIMES, probes, record_run
 
 from rolltape.record.recorder import Recorder
 from rolltape.record.rescoring.rescore import rescore
+from rolltape.replay.cli import main
 from rolltape.replay.run import open_run
 from rolltape.replay.stats import stats
 from rolltape.schema import Context, Group, Outcome, Step
@@ -113,3 +116,64 @@ def test_a_group_that_was_not_scored_live_keeps_no_reason_of_then(
         "e": ("retried", RAISED),
     }
     checked(tmp_path / "new")
+
+
+# -- totals that are not there
+
+
+def two_groups(path: Path) -> Path:
+    """A run of a group that was scored, and one that was not, with a try that was run again."""
+    fates = {"a": ("emitted", None), "c": ("incomplete_group", GROUP_RAISED), "e": ("retried", RAISED)}
+    return one_step(path, "train", [[trace("a")], [trace("c"), raised("e")]], fates)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str]:
+    """Exit code of `rolltape rescore`, and all that it printed."""
+    monkeypatch.setattr(sys, "argv", ["rolltape", "rescore", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    return ended.value.code, printed.out + printed.err
+
+
+def test_a_total_that_is_missing_is_told_with_its_reason_and_exits_1_and_stops_strict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, config = two_groups(tmp_path / "run"), probes(tmp_path, monkeypatch, OK + RACE)
+    given = [str(run), "--config", str(config), "--out"]
+    code, told = command(monkeypatch, capsys, *given, str(tmp_path / "new"))
+    reason = "without race: the trace is in no group record"
+    assert code == 1
+    assert f"no total reward: 1 trace that should have one, {reason}\n" in told
+    assert "no total reward: 1 trace, without race: the trace is not the last try of its rollout\n" in told
+    code, told = command(monkeypatch, capsys, *given, str(tmp_path / "new"), "--resume", "--json")
+    assert (code, json.loads(told)["skipped"]) == (
+        1,
+        [
+            {"reason": reason, "traces": 1, "missing": 1},
+            {"reason": "without race: the trace is not the last try of its rollout", "traces": 1, "missing": 0},
+        ],
+    )
+    code, told = command(monkeypatch, capsys, *given, str(tmp_path / "strict"), "--strict")
+    assert code == 2
+    assert f"1 of 3 traces of step 0 (train) could not be scored; trace c has no total reward, {reason}." in told
+    assert open_run(tmp_path / "strict").all_commits == []
+
+
+def test_a_total_that_lacks_what_needs_the_runtime_is_told_and_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = OK + "    @vf.reward\n    async def tests(self, trace, runtime):\n        return 1.0\n"
+    run = one_step(tmp_path / "run", "train", [[trace("a"), trace("c")]], dict.fromkeys("ac", ("emitted", None)))
+    config = probes(tmp_path, monkeypatch, body)
+    given = [str(run), "--config", str(config), "--out", str(tmp_path / "new"), "--strict"]
+    code, told = command(monkeypatch, capsys, *given)
+    assert code == 0
+    assert "no total reward: 2 traces, without tests: it needs the runtime\n" in told
+
+
+def test_missing_totals_are_counted_alike_whatever_their_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = record_run(tmp_path / "run", [[[trace("a")], [trace("c")]], [[trace("d"), trace("e")]]], expected_size=2)
+    result = rescore(run, probes(tmp_path, monkeypatch, OK + RACE), tmp_path / "new")
+    assert result.changes is not None
+    assert result.changes.skipped == [{"reason": "without race: its group is not whole", "traces": 2, "missing": 2}]

@@ -110,8 +110,8 @@ def print_rescored(run: str, to: str, result: Rescored) -> None:
         _say(f"{counted(odd, 'trace')} with a total reward that is NaN or infinite: in no mean, and not to be trained")
     out.print()
     columns = ("name", "weight", "old mean", "n old", "new mean", "n new", "traces", "changed", "new scores")
-    rows = [_row(name) for name in result.changes.names]
-    out.print(table(f"Old ({run}) and new ({to}) scores, weighted", columns, rows, right=columns[1:-1]))
+    rows = [(name["split"], *_row(name)) for name in result.changes.names]
+    _print_table(result, f"Old ({run}) and new ({to}) scores, weighted", columns, rows, right=columns[1:-1])
     _say(
         "n: rollouts of the mean, those that came to their end, then and now, with a finite score; changed, new scores: of all "
         "traces"
@@ -137,31 +137,39 @@ def _row(name: Mapping[str, Any]) -> tuple[Any, ...]:
     return label, weights, *means, name["traces"], name["changed"], became
 
 
+def _print_table(
+    result: Rescored, title: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]], *, right: Sequence[str]
+) -> None:
+    """A table of `rows` whose first item is the split, which is a column where there is more than one."""
+    assert result.changes is not None
+    if len(result.changes.splits) > 1:
+        columns = ("split", *columns)
+    else:
+        rows = [row[1:] for row in rows]
+    out.print(table(title, columns, rows, right=right))
+
+
 def _print_changes(result: Rescored) -> None:
     assert result.changes is not None
-    places = ("step", "group", "task", "reward", "old sum", "new sum", "new - old")
-    groups = [
-        (g["step"], g["group_index"], g["task_name"], g["name"], *map(_number, (g["old"], g["new"], g["difference"])))
-        for g in result.changes.groups[:SHOWN]
-    ]
-    if groups:
+    columns = ("step", "group", "task", "reward", "old sum", "new sum", "new - old")
+    if result.changes.groups:
         out.print()
         title = f"Group sums that changed most ({len(result.changes.groups)} changed)"
-        out.print(table(title, places, groups, right=(places[0], places[1], *places[4:])))
-    traces = [
-        (
-            t["step"],
-            t["group_index"],
-            t["task_name"],
-            t["trace_id"],
-            *map(_number, (t["old"], t["new"], t["difference"])),
-        )
-        for t in result.changes.traces[:SHOWN]
-    ]
-    if traces:
+        groups = [(*_place(g), g["name"], *_numbers(g)) for g in result.changes.groups[:SHOWN]]
+        _print_table(result, title, columns, groups, right=("step", "group", *columns[4:]))
+    columns = ("step", "group", "task", "trace", "old total", "new total", "new - old")
+    if result.changes.traces:
         out.print()
-        columns = ("step", "group", "task", "trace", "old total", "new total", "new - old")
-        out.print(table("Traces that changed most", columns, traces, right=("step", "group", *columns[4:])))
+        traces = [(*_place(t), t["trace_id"], *_numbers(t)) for t in result.changes.traces[:SHOWN]]
+        _print_table(result, "Traces that changed most", columns, traces, right=("step", "group", *columns[4:]))
+
+
+def _place(change: Mapping[str, Any]) -> tuple[Any, ...]:
+    return change["split"], change["step"], change["group_index"], change["task_name"]
+
+
+def _numbers(change: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(_number(change[name]) for name in ("old", "new", "difference"))
 
 
 def _print_skipped(skipped: Sequence[Mapping[str, Any]]) -> None:

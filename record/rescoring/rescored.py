@@ -75,9 +75,10 @@ class Changes:
     """What re-scoring changed."""
 
     names: list[dict[str, Any]]
-    """A row for each reward and metric, and the total. Means are over the `old_n` and `new_n` rollouts that came to their end
-    and have a finite score. All else is of all `traces` that have the name: how many changed, how many scores are not null, how
-    many new ones are NaN or infinite (`no_number`), and what became of it (`statuses`, which add up to them)."""
+    """A row for each reward and metric, and the total, of each split. Means are over the `old_n` and `new_n` rollouts that came
+    to their end and have a finite score. All else is of all `traces` that have the name: how many changed, how many scores
+    are not null, how many new ones are NaN or infinite (`no_number`), and what became of it (`statuses`, which add up to
+    them)."""
     groups: list[dict[str, Any]]
     """Group sums that changed, the largest change first. A sum is null unless every member was scored."""
     traces: list[dict[str, Any]]
@@ -87,6 +88,11 @@ class Changes:
     compared."""
     skipped: list[dict[str, Any]]
     """Why totals were skipped, the commonest reason first: of how many `traces`, and how many of those totals are `missing`."""
+
+    @property
+    def splits(self) -> list[str]:
+        """Splits of which there are scores, `train` first."""
+        return list(dict.fromkeys(name["split"] for name in self.names))
 
     @property
     def missing(self) -> int:
@@ -99,16 +105,16 @@ class Changes:
 
 
 _NAMES = """
-    with by_status as (select kind, name, status, count(*) as n from scores group by all)
-    select s.kind, s.name, count(*) as traces, count(old) as old_scored, count(new) as new_scored,
+    with by_status as (select split, kind, name, status, count(*) as n from scores group by all)
+    select s.split, s.kind, s.name, count(*) as traces, count(old) as old_scored, count(new) as new_scored,
         count(*) filter (ended_then and isfinite(old)) as old_n, count(*) filter (ended_now and isfinite(new)) as new_n,
         avg(old) filter (ended_then and isfinite(old)) as old_mean,
         avg(new) filter (ended_now and isfinite(new)) as new_mean, count(*) filter (changed) as changed,
         count(*) filter (not isfinite(new)) as no_number,
         list(distinct weight order by weight) filter (weight is not null) as weights,
         (select map(list(b.status order by b.status), list(b.n order by b.status)) from by_status b
-            where b.kind = s.kind and b.name = s.name) as statuses
-    from scores s group by s.kind, s.name
+            where b.split = s.split and b.kind = s.kind and b.name = s.name) as statuses
+    from scores s group by s.split, s.kind, s.name
 """
 _GROUPS = """
     select *, new - old as difference from (
@@ -143,7 +149,7 @@ def changes(paths: RunPaths, parts: Sequence[Part], *, most: int = 1000) -> Chan
         names = _dicts(connection.execute(_NAMES))
         order = {"total": 0, "reward": 1, "metric": 2}
         return Changes(
-            sorted(names, key=lambda row: (order[row["kind"]], row["name"])),
+            sorted(names, key=lambda row: (row["split"] != "train", row["split"], order[row["kind"]], row["name"])),
             _dicts(connection.execute(_GROUPS)),
             _dicts(connection.execute(_TRACES, [most])),
             _dicts(connection.execute(_COUNTS))[0],

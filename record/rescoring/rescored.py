@@ -80,9 +80,10 @@ class Changes:
     are not null, how many new ones are NaN or infinite (`no_number`), and what became of it (`statuses`, which add up to
     them)."""
     groups: list[dict[str, Any]]
-    """Group sums that changed, the largest change first. A sum is null unless every member was scored."""
+    """Group sums that changed, the largest change first, those from or to NaN or an infinity last. A sum is null unless every
+    member was scored."""
     traces: list[dict[str, Any]]
-    """Totals that changed, the largest change first."""
+    """Totals that changed, in the same order."""
     counts: dict[str, int]
     """Traces, and by their total: scored, failed, skipped, untouched, which add up to them; changed. Groups whose sums were
     compared."""
@@ -116,17 +117,20 @@ _NAMES = """
             where b.split = s.split and b.kind = s.kind and b.name = s.name) as statuses
     from scores s group by s.split, s.kind, s.name
 """
-_GROUPS = """
+_LARGEST = """
+    case when isfinite(difference) then 0 when difference is null then 1 else 2 end, abs(coalesce(difference, 0)) desc"""
+"""The largest change first, then those from or to null, and at last those that are no number."""
+_GROUPS = f"""
     select *, new - old as difference from (
         select split, step, group_index, any_value(task_name) as task_name, name, count(*) as traces,
             case when count(old) = count(*) then sum(old) end as old,
             case when count(new) = count(*) then sum(new) end as new, bool_or(changed) as changed
         from scores where kind = 'reward' and in_group group by split, step, group_index, name
-    ) where changed order by abs(coalesce(difference, 0)) desc, split, step, group_index, name
+    ) where changed order by {_LARGEST}, split, step, group_index, name
 """
-_TRACES = """
+_TRACES = f"""
     select split, step, group_index, trace_id, task_name, old, new, new - old as difference, status from scores
-    where kind = 'total' and changed order by abs(coalesce(difference, 0)) desc, split, step, trace_id limit ?
+    where kind = 'total' and changed order by {_LARGEST}, split, step, trace_id limit ?
 """
 _COUNTS = """
     select count(*) as traces, count(*) filter (status = 'scored') as scored, count(*) filter (status = 'failed') as failed,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import duckdb
 import pytest
 from record_build import Record, trace
 from rescore_build import OK, cells, probes, record_run
@@ -64,3 +66,41 @@ def test_one_split_needs_no_column(
     told = shown(capsys, rescore(run, probes(tmp_path, monkeypatch, OK), tmp_path / "new"))
     assert [row[:4] for row in cells(told) if "ok" in row] == [["ok", "2", "1", "1"], ["0", "0", "", "ok"]]
     assert "split" not in told
+
+
+ODD = """
+    @vf.reward
+    async def ok(self, trace):
+        if trace.id == "null":
+            raise ValueError("no verdict")
+        return {"nan": float("nan"), "inf": float("inf"), "small": 1.5}.get(trace.id, 9.0)
+"""
+
+
+def odd_run(path: Path) -> Path:
+    """A run of groups of one, each changed in another way by `ODD`."""
+    return record_run(path, [[[trace(name)] for name in ("nan", "null", "inf", "small", "large")]])
+
+
+def test_changes_that_are_no_number_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = rescore(odd_run(tmp_path / "run"), probes(tmp_path, monkeypatch, ODD), tmp_path / "new")
+    assert result.changes is not None
+    ids = [t["trace_id"] for t in result.changes.traces]
+    assert (ids[:3], set(ids[3:])) == (["large", "small", "null"], {"nan", "inf"})
+    sums = [g["new"] for g in result.changes.groups]
+    assert (sums[:3], sorted(map(str, sums[3:]))) == ([9.0, 1.5, None], ["inf", "nan"])
+
+
+def test_the_query_in_the_readme_gives_the_means_that_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = evaluate(odd_run(tmp_path / "run"), trace("late", rewards={"ok": float("nan")}))
+    result = rescore(run, probes(tmp_path, monkeypatch, ODD), tmp_path / "new")
+    assert result.changes is not None
+    text = (Path(__file__).parents[2] / "record" / "README.md").read_text(encoding="utf-8")
+    [query] = re.findall(r"^select split, kind[^;]*;", text, re.MULTILINE)
+    found = duckdb.sql(query.replace("runs/stricter", str(tmp_path / "new"))).fetchall()
+    told = [
+        (n["split"], n["kind"], n["name"], n["old_mean"], n["new_mean"], n["changed"]) for n in result.changes.names
+    ]
+    assert sorted(found) == sorted(told)

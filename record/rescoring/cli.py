@@ -33,7 +33,7 @@ def rescore(
     concurrency: Annotated[int, typer.Option(help="Traces scored at once.")] = 64,
     step: Annotated[list[int] | None, typer.Option(help="Only this step; repeatable.", show_default=False)] = None,
     split: Annotated[
-        str | None, typer.Option(help="Only this split: train, eval or eval-NAME.", show_default=False)
+        str | None, typer.Option(help="Only this split, such as train or eval-NAME.", show_default=False)
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a re-scoring into --out that was cut short.")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolltape.record.config import read_config
+from rolltape.replay.chosen import chosen_splits
 from rolltape.replay.printing.words import of_steps
 from rolltape.replay.run import Run, open_run
 from rolltape.schema.commits import Commit
@@ -44,8 +45,8 @@ def look_first(source: str | AnyPath, config: str | Path, out: str | AnyPath, op
 
 
 def chosen(run: Run, options: RescoreOptions) -> list[Commit]:
-    """The newest commits of the steps that are asked for. Raises BadInput where there is none."""
-    splits = run.splits() if options.split is None else [options.split]
+    """The newest commits of the steps that are asked for. Raises BadInput where there is none, or no such split."""
+    splits = run.splits() if options.split is None else chosen_splits(run, [options.split])
     found = [c for split in splits for c in run.commits(split)]
     chosen = [c for c in found if not options.steps or c.part.step in options.steps]
     missing = sorted(set(options.steps) - {c.part.step for c in chosen})

@@ -228,7 +228,7 @@ def test_only_the_steps_and_the_split_that_are_asked_for(tmp_path: Path, monkeyp
     assert totals(tmp_path / "new") == {"b": 2.0}
     with pytest.raises(BadInput, match="no step 7 to re-score; recorded: steps 0–1"):
         rescore(run, config, tmp_path / "seven", RescoreOptions(steps=(7,)))
-    with pytest.raises(BadInput, match="no committed step of split 'eval'"):
+    with pytest.raises(BadInput, match="no split 'eval' was recorded; recorded are 'train'"):
         rescore(run, config, tmp_path / "eval", RescoreOptions(split="eval"))
 
 

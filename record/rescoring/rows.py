@@ -186,7 +186,7 @@ class Member:
         return New(
             columns,
             {name: score.value for name, score in rewards.items()},
-            list(self._beside(place, rewards, metrics, total)),
+            [_masked(row, secrets) for row in self._beside(place, rewards, metrics, total)],
             self.untouched is None,
             bool(self.failures),
             self._incomplete(secrets),
@@ -341,6 +341,11 @@ def _entry(score: Score, recorded: Any, pairs: bool) -> Any:
         return score.value
     weight = 1.0 if score.weight is None else score.weight
     return {"score": score.value if score.score is None else score.score, "weight": weight}
+
+
+def _masked(row: Mapping[str, Any], secrets: Secrets) -> dict[str, Any]:
+    """A row of old beside new whose reason, which may be what a signal raised, holds no secret."""
+    return {**row, "reason": None if row["reason"] is None else secrets.text(row["reason"])}
 
 
 def _kept(old: Mapping[str, float | None], reason: str | None = None) -> dict[str, Score]:

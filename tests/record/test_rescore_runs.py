@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 from record_build import Record, checked, dispositions, recorded, records_of, trace
 from rescore_build import (
@@ -279,6 +280,8 @@ def test_secrets_that_scoring_puts_on_a_trace_are_masked(tmp_path: Path, monkeyp
     assert record["info"] == {"api_key": "***"}
     for told in (result.failures[0]["error"], record["errors"][0]["message"]):
         assert told.endswith("ValueError: 401 for Bearer ***")
+    beside = pq.read_table(tmp_path / "new" / "rescored" / "train").column("reason").to_pylist()
+    assert [reason for reason in beside if reason] == ["ValueError: 401 for Bearer ***", "without judged"]
 
 
 def test_the_command_prints_tables_or_json_and_exits_1_where_something_failed(

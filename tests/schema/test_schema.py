@@ -172,6 +172,7 @@ def test_every_error_is_ours_and_one_of_the_standard_library() -> None:
         "CheckFailed": ValueError,
         "Damaged": OSError,
         "MissingExtra": ImportError,
+        "OtherRun": OSError,
         "RunConflict": FileExistsError,
         "RunNotFound": FileNotFoundError,
         "Unreachable": ConnectionError,

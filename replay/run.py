@@ -20,7 +20,7 @@ from rolltape.replay.printing.words import counted
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, OtherRun, RolltapeError, RunNotFound, Unreachable
 from rolltape.schema.fields import ROW, check_version
-from rolltape.schema.parquet import open_parquet, read_batches
+from rolltape.schema.parquet import open_parquet, read_batches, refuse_text
 from rolltape.schema.paths import Part, RunPaths
 from rolltape.schema.records import Group, Step
 from rolltape.schema.sealed import unseal
@@ -112,6 +112,20 @@ def _attempt(file: AnyPath) -> Attempt | None:
         return None
 
 
+def numbers_of(steps: int | Iterable[int] | None) -> set[int] | None:
+    """The steps that are asked for; None where all are. Raises BadInput where something is no number of a step."""
+    if steps is None:
+        return None
+    found = [steps] if isinstance(steps, (str, bytes)) or not isinstance(steps, Iterable) else list(steps)
+    for step in found:
+        if isinstance(step, bool) or not hasattr(step, "__index__"):
+            raise BadInput(
+                f"steps: {step!r} is a {type(step).__qualname__}; expected the number of a step, such as 0, several in a "
+                "list, or None for all."
+            )
+    return {int(step) for step in found}
+
+
 @dataclass(frozen=True)
 class Run:
     """A recorded run. Made by `open_run`; commits are read once, rows each time they are asked for."""
@@ -157,12 +171,12 @@ class Run:
     ) -> list[Commit]:
         """Commits in order of step and writer: those of the newest attempt of each step, or of one attempt.
 
-        `split`: `train`, or `eval` and `eval-<name>`. Raises Damaged where a commit among them cannot be read, and BadInput
-        where a step that is asked for was not recorded.
+        `split`: `train`, or `eval` and `eval-<name>`; a run that has trained nothing has no commits of `train`. Raises Damaged
+        where a commit among them cannot be read, and BadInput where a split, step or attempt that is asked for is not there.
         """
-        wanted = None if steps is None else {steps} if isinstance(steps, int) else set(steps)
-        if wanted and not all(isinstance(step, int) for step in wanted):
-            raise BadInput(f"steps is {steps!r}; expected a whole number, or several.")
+        wanted = numbers_of(steps)
+        self._check_split(split)
+        self._check_attempt(attempt)
         parts = [part for part in self._parts if part.split == split]
         mine = {p for p in parts if wanted is None or p.step in wanted}
         chosen = {p for p in mine if p.attempt == attempt} if attempt is not None else self.newest(mine)
@@ -182,6 +196,29 @@ class Run:
                 + (f"{counted(len(have), 'step')} from {have[0]} to {have[-1]}." if have else "none.")
             )
         return [c for c in self.all_commits if c.part in chosen]
+
+    def _check_split(self, split: str) -> None:
+        """Raise BadInput where nothing of `split` was recorded; of `train` there may be nothing yet."""
+        have = [*self.splits(), *sorted({gone.part.split for gone in self.contents.dropped} - set(self.splits()))]
+        if split not in ("train", *have):
+            raise BadInput(
+                f"{self.paths.root}: no split {split!r} was recorded; recorded are "
+                f"{', '.join(map(repr, have)) or 'no splits'}."
+            )
+
+    def _check_attempt(self, attempt: int | None) -> None:
+        """Raise BadInput where there is no such attempt."""
+        if attempt is not None and attempt not in self.attempt_numbers:
+            have = ", ".join(map(str, self.attempt_numbers)) or "none"
+            raise BadInput(f"{self.paths.root}: there is no attempt {attempt!r}; recorded are {have}.")
+
+    @property
+    def attempt_numbers(self) -> list[int]:
+        """Numbers of all attempts, in order: those that say so, and those of which anything was committed."""
+        dropped = (gone.part.attempt for gone in self.contents.dropped)
+        return sorted(
+            {*self.attempts, *(p.attempt for p in self._parts), *(p.attempt for p, _ in self.broken), *dropped}
+        )
 
     @cached_property
     def _parts(self) -> list[Part]:
@@ -231,9 +268,27 @@ class Run:
         columns: Sequence[str] | None = None,
         attempt: int | None = None,
     ) -> Iterator[pa.Table]:
-        """Rows, a table a row group (at most 128 MiB in memory), in order of step, writer and file. Verified."""
-        for commit in self.commits(split, steps, attempt=attempt):
+        """Rows, a table a row group (at most 128 MiB in memory), in order of step, writer and file. Verified.
+
+        Raises what `commits` raises, and BadInput where `columns` names a column that is in no file.
+        """
+        commits = self.commits(split, steps, attempt=attempt)
+        self._check_columns(columns, commits)
+        for commit in commits:
             yield from self.part_batches(commit, columns)
+
+    def _check_columns(self, columns: Sequence[str] | None, commits: Sequence[Commit]) -> None:
+        """Raise BadInput where `columns` is a text, or names a column that neither the row record nor a file has."""
+        refuse_text(columns)
+        unknown = [name for name in columns or () if name not in ROW.by_name]
+        if not unknown:
+            return
+        later = [c for c in commits if c.fingerprint != ROW.fingerprint]
+        known = {*ROW.by_name, *(n for c in later for n in open_parquet(self.there(c).path).schema_arrow.names)}
+        for name in unknown:
+            if name not in known:
+                have = ", ".join([*ROW.by_name, *sorted(known - ROW.by_name.keys())])
+                raise BadInput(f"columns: there is no column {name!r}; there are {have}.")
 
     def part_batches(
         self, commit: Commit, columns: Sequence[str] | None = None, row_groups: Iterable[int] | None = None
@@ -343,22 +398,11 @@ class Run:
     ) -> pa.Table:
         """Rows as one table (several chunks, never joined): every column of the row record, or `columns`.
 
-        Raises BadInput for a split, step or column that the run has not.
+        Raises what `batches` raises.
         """
-        splits = {"train", *(part.split for part in self._parts)}
-        if split not in splits:
-            raise BadInput(
-                f"{self.paths.root}: no split {split!r} was recorded; there are {', '.join(sorted(splits))}."
-            )
-        if isinstance(columns, str):
-            raise BadInput(f"columns is the text {columns!r}; expected a list of names, such as [{columns!r}].")
         tables = list(self.batches(split, steps, columns=columns, attempt=attempt)) or [ROW.arrow.empty_table()]
         found = pa.concat_tables(tables, promote_options="default")
-        if columns is None:
-            return found
-        if unknown := [name for name in columns if name not in found.column_names]:
-            raise BadInput(f"{self.paths.root}: there is no column {unknown[0]!r}; `rolltape schema` lists them.")
-        return found.select(list(columns))
+        return found if columns is None else found.select([c for c in columns if c in found.column_names])
 
     def groups(
         self, split: str = "train", steps: int | Iterable[int] | None = None, *, attempt: int | None = None

@@ -342,10 +342,18 @@ def _bounded(table: pa.Table) -> Iterator[pa.Table]:
 def read_parquet(path: str | AnyPath, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a file of a run, verifying its page checksums.
 
-    Raises UnsupportedVersion for a newer major schema and Damaged where bytes are not what was written.
+    Of `columns` those are read that the file has. Raises UnsupportedVersion for a newer major schema, Damaged where bytes are
+    not what was written, and BadInput where `columns` is a single text.
     """
+    refuse_text(columns)
     tables = list(read_batches(path, columns))
     return pa.concat_tables(tables) if tables else _projected(path, columns)
+
+
+def refuse_text(columns: Sequence[str] | None) -> None:
+    """Raise BadInput where `columns` is one text, whose letters would be taken for the names."""
+    if isinstance(columns, (str, bytes)):
+        raise BadInput(f"columns is the single text {columns!r}: expected a list of names; write [{columns!r}].")
 
 
 def read_batches(

@@ -111,6 +111,8 @@ class _Asked:
         """Statistics of each split as they are now; only files that are new are read."""
         self.opened = run = open_run(self.path)
         splits = chosen_splits(run, self.splits, self.evaluations)
+        if not run.splits():
+            splits = ["train"]  # nothing yet: which evaluations there will be is not known
         return [stats(run, split, progress=told, cache=self.cache, **self.choice) for split in splits]
 
     def shown(self, found: Sequence[Stats]) -> RenderableType:

@@ -133,6 +133,8 @@ def chosen(runs: Mapping[str, Run], splits: Iterable[str], selection: Selection)
 
 
 def _commits(run: Run, split: str, selection: Selection) -> Iterator[tuple[Commit, bool]]:
+    if split not in run.splits() or (selection.attempt is not None and selection.attempt not in run.attempt_numbers):
+        return  # another of the runs has them
     if not selection.all_attempts:
         for commit in run.commits(split, attempt=selection.attempt):
             yield commit, selection.attempt is not None and run.superseded(commit.part)

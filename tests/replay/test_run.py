@@ -7,13 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from replay_build import put_attempt, put_run, put_step, turn
 
 from rolltape.replay import open_run
-from rolltape.schema import ROW, Context, Step, encode, with_outcomes, write_parquet
+from rolltape.replay.stats import stats
+from rolltape.schema import ROW, Context, Step, encode, read_parquet, with_outcomes, write_parquet
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput, Damaged, RolltapeError, RunNotFound, UnsupportedVersion
 from rolltape.schema.parquet import Written, file_metadata, put_once
@@ -93,11 +95,11 @@ def test_a_run_without_steps_has_the_right_columns_and_no_rows(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"split": "trian"}, "no split 'trian' was recorded; there are eval-aime, train."),
-        ({"split": "eval"}, "no split 'eval' was recorded; there are eval-aime, train."),
-        ({"columns": "reward"}, "columns is the text 'reward'; expected a list of names, such as ['reward']."),
-        ({"columns": ["reward", "nope"]}, "there is no column 'nope'; `rolltape schema` lists them."),
-        ({"steps": "0"}, "steps is '0'; expected a whole number, or several."),
+        ({"split": "trian"}, "no split 'trian' was recorded; recorded are 'train', 'eval-aime'."),
+        ({"split": "eval"}, "no split 'eval' was recorded; recorded are 'train', 'eval-aime'."),
+        ({"columns": "reward"}, "columns is the single text 'reward': expected a list of names; write ['reward']."),
+        ({"columns": ["reward", "nope"]}, "there is no column 'nope'; there are "),
+        ({"steps": "0"}, "steps: '0' is a str; expected the number of a step"),
         ({"steps": 7}, "step 7 of 'train' was not recorded; recorded are 1 step from 0 to 0."),
     ],
 )
@@ -183,13 +185,41 @@ def test_a_step_that_was_not_recorded_is_named(tmp_path: Path, steps: Any) -> No
         open_run(tmp_path).table(steps=steps)
 
 
-def test_a_split_that_was_not_recorded_is_refused_but_for_training_that_has_not_begun(tmp_path: Path) -> None:
+def test_a_split_that_was_not_recorded_is_refused_and_the_recorded_ones_are_named(tmp_path: Path) -> None:
+    put_run(tmp_path)
+    put_step(tmp_path, 0, [turn(id="e")], split="eval-math", fates={"e": "eval"})
+    run = open_run(tmp_path)
+    assert run.table("train").num_rows == 0
+    for ask in (run.table, run.groups, run.steps, run.commits, lambda s: list(run.batches(s)), lambda s: stats(run, s)):
+        with pytest.raises(BadInput, match=r"no split 'eval' was recorded; recorded are 'eval-math'\."):
+            ask("eval")
+
+
+def test_an_empty_run_has_no_rows_of_training_and_no_other_split(tmp_path: Path) -> None:
     run = open_run(put_run(tmp_path))
     assert run.table("train").num_rows == 0
-    with pytest.raises(BadInput, match="no split 'eval' was recorded; there are train"):
+    with pytest.raises(BadInput, match=r"no split 'eval' was recorded; recorded are no splits\."):
         run.table("eval")
-    with pytest.raises(BadInput, match=r"recorded are none\."):
-        run.table("train", steps=0)
+    with pytest.raises(BadInput, match=r"step 0 of 'train' was not recorded; recorded are none\."):
+        run.table(steps=0)
+
+
+@pytest.mark.parametrize("steps", ["0", ["0"], 0.0, [0, None], True])
+def test_a_step_that_is_no_number_is_refused_by_its_type(tmp_path: Path, steps: Any) -> None:
+    put_run(tmp_path)
+    put_step(tmp_path, 0, [turn(id="a")])
+    run = open_run(tmp_path)
+    for ask in (run.table, run.groups, run.steps, lambda steps: stats(run, "train", steps)):
+        with pytest.raises(BadInput, match=r"steps: .* is a (str|float|NoneType|bool); expected the number of a step"):
+            ask(steps=steps)
+    assert run.table(steps=np.int64(0)).num_rows == run.table(steps=np.arange(1)).num_rows == 1
+
+
+def test_an_attempt_that_was_not_recorded_is_refused_and_the_recorded_ones_are_named(tmp_path: Path) -> None:
+    stepped_back(tmp_path)
+    run = open_run(tmp_path)
+    with pytest.raises(BadInput, match=r"there is no attempt 7; recorded are 0, 1\."):
+        run.table(attempt=7)
 
 
 # -- what is data
@@ -301,6 +331,29 @@ def test_only_the_columns_that_are_asked_for_are_read(tmp_path: Path) -> None:
     assert open_run(tmp_path).table(columns=["trace_id", "reward"]).to_pylist() == [{"trace_id": "a", "reward": 0.5}]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_column_that_is_not_there_is_refused_and_the_columns_are_named(tmp_path: Path, there: bool) -> None:
+    put_run(tmp_path)
+    if there:
+        put_step(tmp_path, 0, [turn(id="a")])
+    run = open_run(tmp_path)
+    with pytest.raises(BadInput, match=r"there is no column 'nope'; there are .*trace_id.*reward.*"):
+        run.table(columns=["reward", "nope"])
+    with pytest.raises(
+        BadInput, match=r"columns is the single text 'reward': expected a list of names; write \['reward'\]\."
+    ):
+        run.table(columns="reward")
+    with pytest.raises(BadInput, match="single text"):
+        list(run.batches(columns="reward"))
+
+
+def test_a_single_text_as_columns_of_a_file_is_refused_and_unknown_ones_are_passed_over(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "t.parquet", [with_outcomes(encode([turn(id="a")]), [])])
+    with pytest.raises(BadInput, match="single text 'reward'"):
+        read_parquet(tmp_path / "t.parquet", "reward")
+    assert read_parquet(tmp_path / "t.parquet", ["trace_id", "nope"]).column_names == ["trace_id"]
+
+
 def test_files_of_a_later_minor_version_read_together_with_earlier_ones(tmp_path: Path) -> None:
     put_run(tmp_path)
     put_step(tmp_path, 0, [turn(id="a")])
@@ -313,6 +366,11 @@ def test_files_of_a_later_minor_version_read_together_with_earlier_ones(tmp_path
     read = open_run(tmp_path).table()
     assert trace_ids(read) == ["a", "b"]
     assert read.column("a_later_column").to_pylist() == [None, 5]
+    only = open_run(tmp_path).table(columns=["a_later_column", "trace_id"])
+    assert only.select(["trace_id", "a_later_column"]).to_pylist() == [
+        {"trace_id": "a", "a_later_column": None},
+        {"trace_id": "b", "a_later_column": 5},
+    ]
 
 
 def commit_as_it_lies(root: Path, part: Part) -> None:

@@ -7,6 +7,7 @@ with app.setup:
     import marimo as mo
 
     from rolltape.notebooks import places, plots
+    from rolltape.notebooks.tasks import add_task
     from rolltape.replay import open_run
     from rolltape.replay.sql import connect
 
@@ -27,6 +28,7 @@ def _(RUN, SPLIT):
         CREATE TEMP VIEW rollouts AS FROM traces
         WHERE coalesce(disposition NOT IN ('retried', 'cancelled'), true) AND coalesce(len(error_types), 0) = 0
     """)
+    add_task(con)  # rollouts_by_task: with a column that says which task, by the rule of `rolltape stats --by task`
     return con, run
 
 
@@ -269,9 +271,9 @@ def _():
 def _(con):
     lowest = mo.sql(
         f"""
-        SELECT coalesce(task_name, task_key, 'task ' || task_idx) AS task, avg(reward) AS reward, count(reward) AS rollouts
-        FROM rollouts, (SELECT max(step) - (max(step) - min(step)) // 4 AS first FROM rollouts)
-        WHERE step >= first AND isfinite(reward) GROUP BY ALL ORDER BY reward, task LIMIT 15
+        SELECT of_task AS task, avg(reward) AS reward, count(reward) AS rollouts
+        FROM rollouts_by_task, (SELECT max(step) - (max(step) - min(step)) // 4 AS first FROM rollouts)
+        WHERE step >= first AND isfinite(reward) AND of_task IS NOT NULL GROUP BY ALL ORDER BY reward, task LIMIT 15
         """,
         output=False,
         engine=con,
@@ -305,7 +307,7 @@ def _():
 @app.cell
 def _(con):
     _last = con.sql("""
-        SELECT trace_id, coalesce(task_name, 'task ' || task_idx) AS task, reward, num_sampled FROM rollouts
+        SELECT trace_id, of_task, reward, num_sampled FROM rollouts_by_task
         WHERE step = (SELECT max(step) FROM rollouts) ORDER BY reward NULLS FIRST, trace_id LIMIT 200
     """).fetchall()
     _said = {f"{task} · reward {reward} · {n} tokens · {id}": id for id, task, reward, n in _last}

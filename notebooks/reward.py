@@ -8,6 +8,7 @@ with app.setup:
     import numpy as np
 
     from rolltape.notebooks import places, plots
+    from rolltape.notebooks.tasks import add_task
     from rolltape.replay import open_run
     from rolltape.replay.sql import connect
 
@@ -28,6 +29,7 @@ def _(RUN, SPLIT):
         CREATE TEMP VIEW rollouts AS FROM traces
         WHERE coalesce(disposition NOT IN ('retried', 'cancelled'), true) AND coalesce(len(error_types), 0) = 0
     """)
+    add_task(con)  # rollouts_by_task: with a column that says which task, by the rule of `rolltape stats --by task`
     return con, run
 
 
@@ -292,8 +294,8 @@ def _(con):
 def _(COLUMN, con):
     tasks = mo.sql(
         f"""
-        SELECT coalesce(task_name, task_key, 'task ' || task_idx) AS task, {COLUMN} AS step, avg(reward) AS reward
-        FROM rollouts WHERE isfinite(reward) GROUP BY ALL ORDER BY task, step
+        SELECT of_task AS task, {COLUMN} AS step, avg(reward) AS reward
+        FROM rollouts_by_task WHERE isfinite(reward) AND of_task IS NOT NULL GROUP BY ALL ORDER BY task, step
         """,
         output=False,
         engine=con,
@@ -324,11 +326,10 @@ def _():
 def _(ENDS, con):
     mix = mo.sql(
         f"""
-        WITH scored AS (SELECT *, {ENDS} AS part FROM rollouts WHERE isfinite(reward) AND part IS NOT NULL),
+        WITH scored AS (SELECT *, {ENDS} AS part FROM rollouts_by_task WHERE isfinite(reward) AND part IS NOT NULL),
              each AS (
-                 SELECT coalesce(task_key, task_name, CAST(task_idx AS VARCHAR)) AS task,
-                        avg(reward) FILTER (part = 'last') - avg(reward) FILTER (part = 'first') AS change
-                 FROM scored GROUP BY ALL
+                 SELECT avg(reward) FILTER (part = 'last') - avg(reward) FILTER (part = 'first') AS change
+                 FROM scored WHERE of_task IS NOT NULL GROUP BY of_task
              )
         SELECT avg(reward) FILTER (part = 'last') - avg(reward) FILTER (part = 'first') AS overall,
                (SELECT avg(change) FROM each) AS same_tasks, (SELECT count(change) FROM each) AS tasks

@@ -22,12 +22,12 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
 from rolltape.replay.diff_side import IDENTITY, Side
 from rolltape.replay.means import means_by
 from rolltape.replay.printing.words import ROUNDING
-from rolltape.replay.rollouts import Floats, Ints, Task, Values
+from rolltape.replay.rollouts import Floats, Ints, Values
+from rolltape.replay.tasks import Task, identity_of, labels
 
 By = Literal["task", "step", "none"]
 
@@ -189,14 +189,14 @@ class Diff:
     @cached_property
     def tasks(self) -> Rows:
         """By task, in order of first appearance."""
-        keyed = all(task.key is not None for side in (self.a, self.b) for task in side.rollouts.tasks)
+        keyed = self.a.rollouts.keyed and self.b.rollouts.keyed
         places: dict[Any, int] = {}
-        names: list[str] = []
-        codes = [_by_task(side, keyed, places, names) for side in (self.a, self.b)]
+        tasks: list[Task] = []
+        codes = [_by_task(side, keyed, places, tasks) for side in (self.a, self.b)]
         unnamed = [
             int((side.rollouts.final & (code < 0)).sum()) for side, code in zip((self.a, self.b), codes, strict=True)
         ]
-        rows = self._rows("task", names, *codes)
+        rows = self._rows("task", labels(tasks, _called), *codes)
         return replace(rows, unnamed=(unnamed[0], unnamed[1]))
 
     @cached_property
@@ -301,28 +301,17 @@ def _changes(a: Values, b: Values, in_a: Ints, in_b: Ints, size: int) -> list[Ch
     ]
 
 
-def _by_task(side: Side, keyed: bool, places: dict[Any, int], names: list[str]) -> Ints:
-    """[n] place of each rollout's task among `names`, to which new tasks are added; -1 where it has no identity."""
-    tasks, task = side.rollouts.tasks, side.rollouts.task
-    first = np.unique(task, return_index=True)[1]
-    indices = side.rollouts.table.column("task_idx").take(pa.array(first)).to_pylist()
-    code = np.full(len(tasks), -1, np.int64)
-    for i, (each, index) in enumerate(zip(tasks, indices, strict=True)):
-        identity = _identity(each, index, keyed)
+def _by_task(side: Side, keyed: bool, places: dict[Any, int], tasks: list[Task]) -> Ints:
+    """[n] place of each rollout's task among `tasks`, to which new ones are added; -1 where it has no identity."""
+    mine, task = side.rollouts.tasks_by(keyed)
+    code = np.full(len(mine), -1, np.int64)
+    for i, each in enumerate(mine):
+        identity = identity_of(each, keyed)
         if identity is not None:
             code[i] = places.setdefault(identity, len(places))
-            if len(names) < len(places):
-                names.append(_called(each))
+            if len(tasks) < len(places):
+                tasks.append(each)
     return np.where(side.rollouts.final, code[task], -1)
-
-
-def _identity(task: Task, index: int | None, keyed: bool) -> Any:
-    """What makes tasks of two runs the same: their key where all have one, else class and index, else class and name."""
-    if keyed:
-        return task.key
-    if index is not None:
-        return task.type, index
-    return None if task.name is None else (task.type, task.name)
 
 
 # -- words

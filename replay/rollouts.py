@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rolltape.replay.tasks import COLUMNS as TASK
+from rolltape.replay.tasks import Task, are_keyed, same, task_of
 from rolltape.schema.errors import BadInput
 from rolltape.schema.fields import ROW
 
@@ -107,11 +109,27 @@ class Rollouts:
         return numbers, len(found)
 
     @cached_property
-    def _tasks(self) -> tuple[list[Task], Ints]:
-        columns = [self.table.column(name).to_pylist() for name in ("task_type", "task_key", "task_idx", "task_name")]
+    def _kinds(self) -> tuple[list[Task], Ints]:
+        """(everything that rows say of their task, [n] which each row says)."""
+        columns = [self.table.column(name).to_pylist() for name in TASK]
         numbers: dict[Task, int] = {}
-        codes = [numbers.setdefault(_task(*values), len(numbers)) for values in zip(*columns, strict=True)]
+        codes = [numbers.setdefault(task_of(*values), len(numbers)) for values in zip(*columns, strict=True)]
         return list(numbers), np.array(codes, np.int64)
+
+    @cached_property
+    def keyed(self) -> bool:
+        """Whether all tasks have a key."""
+        return are_keyed(self._kinds[0])
+
+    def tasks_by(self, keyed: bool) -> tuple[list[Task], Ints]:
+        """(tasks in order of first appearance, [n] place of each try's task), told apart by their keys or without."""
+        kinds, codes = self._kinds
+        found, places = same(kinds, keyed)
+        return found, np.array(places, np.int64)[codes]
+
+    @cached_property
+    def _tasks(self) -> tuple[list[Task], Ints]:
+        return self.tasks_by(self.keyed)
 
     @property
     def tasks(self) -> list[Task]:
@@ -236,22 +254,6 @@ class Rollouts:
     def _values(self, name: str) -> Values:
         known = self._known(name)
         return Values(np.flatnonzero(known), _floats(self.table.column(name))[known])
-
-
-@dataclass(frozen=True)
-class Task:
-    """One task of a taskset: its class, and its key, else its index, else its name."""
-
-    type: str | None
-    key: str | None
-    index: int | None
-    name: str | None
-    """What people call it: its name, else its key or index."""
-
-
-def _task(type_: str | None, key: str | None, index: int | None, name: str | None) -> Task:
-    called = name or key or (str(index) if index is not None else None)
-    return Task(type_, key, index if key is None else None, called)
 
 
 def concat(tables: Iterable[pa.Table], columns: Sequence[str] = COLUMNS) -> pa.Table:

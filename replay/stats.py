@@ -30,8 +30,9 @@ import pyarrow as pa
 
 from rolltape.replay.means import deviation_of, mean_of, means_by
 from rolltape.replay.printing.words import pieces
-from rolltape.replay.rollouts import COLUMNS, Floats, Ints, PassRule, Rollouts, Task, Values, concat
+from rolltape.replay.rollouts import COLUMNS, Floats, Ints, PassRule, Rollouts, Values, concat
 from rolltape.replay.run import Run
+from rolltape.replay.tasks import Task
 from rolltape.schema.commits import Commit
 from rolltape.schema.errors import BadInput
 

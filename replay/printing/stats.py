@@ -26,6 +26,7 @@ from rolltape.replay.printing.words import (
     sparkline,
 )
 from rolltape.replay.stats import Spread, Stats, Summary
+from rolltape.replay.tasks import Task, labels
 from rolltape.schema.fields import DISPOSITIONS
 
 _FIGURES = 7 * 8
@@ -86,15 +87,27 @@ def _step_columns(stats: Stats) -> list[_Column]:
 
 
 def _task_columns(stats: Stats) -> list[_Column]:
+    tasks = stats.rollouts.tasks
+    apart = len({task.type for task in tasks}) > 1
+    called = _called(tasks)
     types = [_Column("type", lambda s: end_of(printable((s.task and s.task.type) or MISSING, one_line=True), 24))]
     return [
-        _Column("task", lambda s: end_of(printable((s.task and s.task.name) or MISSING, one_line=True), 24)),
-        *(types if len({task.type for task in stats.rollouts.tasks}) > 1 else ()),
+        _Column("task", lambda s: end_of(printable(called[s.task], one_line=True), 24)),
+        *(types if apart else ()),
         _Column("n", lambda s: count(s.rollouts), 8),
         _Column("by step", lambda s: sparkline(s.curve, 12) if len(s.curve) > 1 else "", 9),
         *_common(stats),
         _Column("errors", lambda s: count(s.errors), 4),
     ]
+
+
+def _called(tasks: Sequence[Task]) -> dict[Task | None, str]:
+    """What each task is called. The column beside tells classes apart, so names have to differ within a class only."""
+    found: dict[Task | None, str] = {None: MISSING}
+    for type_ in {task.type for task in tasks}:
+        mine = [task for task in tasks if task.type == type_]
+        found.update(zip(mine, labels(mine, lambda task: task.name or MISSING), strict=True))
+    return found
 
 
 def _common(stats: Stats) -> list[_Column]:

@@ -34,8 +34,10 @@ from matplotlib.axes import Axes
 
 from rolltape.notebooks import NOTEBOOKS, places, plots
 from rolltape.notebooks.page import run_notebook, write_page
+from rolltape.notebooks.tasks import add_task
 from rolltape.record.demo.cli import demo
 from rolltape.replay import cli, open_run
+from rolltape.replay.sql import connect
 from rolltape.replay.stats import stats
 from rolltape.schema.errors import BadInput
 
@@ -199,6 +201,36 @@ def test_the_parts_add_up_to_the_change_of_the_reward(life: Path) -> None:
     tasks = {r["task_idx"] for r in rows if r["step"] < 2} & {r["task_idx"] for r in rows if r["step"] > 9}
     of = lambda task, steps: np.mean([r["reward"] for r in rows if r["task_idx"] == task and r["step"] in steps])  # noqa: E731
     assert mix["same_tasks"] == pytest.approx(np.mean([of(t, (10, 11)) - of(t, (0, 1)) for t in tasks]))
+
+
+def test_tasks_of_one_name_are_told_apart_and_those_of_two_names_are_one(tmp_path: Path) -> None:
+    """The rule of `stats --by task` and `diff`: 0 and 8 have one name, 1 was renamed between the two steps."""
+    put_run(tmp_path / "run")
+    names = {(0, 0): "plums-0", (0, 1): "plums-1", (1, 1): "renamed", (1, 8): "plums-0"}
+    for step in (0, 1):
+        records = [turn(id=f"t{step}{idx}", idx=idx, reward=(idx + step) / 10) for s, idx in names if s == step]
+        for record in records:
+            record["task"]["data"]["name"] = names[step, record["task"]["data"]["idx"]]
+        put_step(tmp_path / "run", step, records, first=8 * step)
+    pictures, found = opened("reward", tmp_path / "run")
+    mix = {name: values[0] for name, values in plots.columns(found["mix"]).items()}
+    assert (mix["tasks"], mix["same_tasks"]) == (1, pytest.approx(0.1))
+    named = {"plums-0 (0)", "plums-0 (8)", "plums-1"}
+    assert {label.get_text() for label in pictures["Reward of each task"].get_yticklabels()} == named
+    assert {str(s.task.index) for s in stats(open_run(tmp_path / "run")).tasks if s.task} == {"0", "1", "8"}
+    lowest = opened("look", tmp_path / "run")[1]["lowest"]
+    assert set(plots.columns(lowest)["task"]) == named - {"plums-0 (0)"}  # of the last step alone
+
+
+def test_tasks_are_told_apart_by_their_key_where_all_have_one(life: Path) -> None:
+    made = connect(open_run(life))
+    made.execute("CREATE TEMP VIEW keyed AS SELECT * REPLACE ('key-' || task_idx % 2 AS task_key) FROM traces")
+    made.execute("CREATE TEMP VIEW rollouts AS FROM keyed")
+    add_task(made, traces="keyed")
+    [(tasks, fewest)] = made.sql(
+        "SELECT count(DISTINCT of_task), count(of_task) - count(*) FROM rollouts_by_task"
+    ).fetchall()
+    assert (tasks, fewest) == (2, 0)
 
 
 def test_groups_without_signal_and_pass_at_k_are_those_of_stats(life: Path) -> None:

@@ -167,6 +167,19 @@ def test_tasks_match_by_key_where_all_have_one_and_else_by_class_and_index(tmp_p
     assert (mixed.only_a, mixed.only_b) == ([], [])
 
 
+def test_tasks_of_one_name_are_told_apart_by_their_index(tmp_path: Path) -> None:
+    records = [turn(id=f"t{i}", idx=i, reward=i / 10) for i in (0, 1, 8)]
+    for record, name in zip(records, ("plums-0", "plums-1", "plums-0"), strict=True):
+        record["task"]["data"]["name"] = name
+    run = put(tmp_path / "a", records)
+    found = compared(run, run).tasks
+    assert [(row.name, row.changes["reward"].a.mean) for row in found.rows] == [
+        ("plums-0 (0)", 0.0),
+        ("plums-1", 0.1),
+        ("plums-0 (8)", 0.8),
+    ]
+
+
 def test_rollouts_of_tasks_without_a_name_are_counted(tmp_path: Path) -> None:
     nameless = turn(id="a")
     nameless["task"]["data"]["idx"] = None

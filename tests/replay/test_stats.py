@@ -503,6 +503,20 @@ def test_tasks_of_several_types_are_told_by_their_type(tmp_path: Path, rolltape:
     assert "ProbeTask" not in rolltape("stats", tmp_path / "one", "--by", "task")[1]
 
 
+def test_tasks_of_one_name_have_their_index_beside_it_and_one_of_two_names_is_one(
+    tmp_path: Path, rolltape: Cli
+) -> None:
+    put_run(tmp_path)
+    records = [turn(id=f"t{i}", idx=idx, reward=i / 10) for i, idx in enumerate((0, 8, 1, 1))]
+    for record, name in zip(records, ("plums-0", "plums-0", "plums-1", "renamed"), strict=True):
+        record["task"]["data"]["name"] = name
+    put_rollouts(tmp_path, 0, [[record] for record in records])
+    _, out, _ = rolltape("stats", tmp_path, "--by", "task")
+    rows = [line for line in out.splitlines() if line.strip().startswith("plums")]
+    assert [line.split("  ")[0].strip() for line in rows] == ["plums-0 (0)", "plums-0 (8)", "plums-1"]
+    assert rows[2].split()[1] == "2"
+
+
 def test_an_unreachable_rule_is_pointed_out(tmp_path: Path, rolltape: Cli) -> None:
     put_run(tmp_path)
     put_rollouts(tmp_path, 0, [[turn(id="a", reward=0.5)]])

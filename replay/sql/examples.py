@@ -8,8 +8,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "traces": (
         Example(
             "How does the reward move, and what is it bought with?",
-            "SELECT step, count(*) AS traces, count(*) FILTER (ended) AS ended, avg(reward) FILTER (ended) AS reward,\n"
-            "       avg(num_sampled) AS sampled, avg(CAST(is_truncated AS INTEGER)) AS truncated\n"
+            "SELECT step, count(*) AS traces, count(*) FILTER (ended) AS ended,\n"
+            "       avg(reward) FILTER (ended AND isfinite(reward)) AS reward,\n"
+            "       avg(num_sampled) FILTER (ended AND num_sampled > 0) AS sampled,\n"
+            "       avg(CAST(is_truncated AS INTEGER)) FILTER (ended) AS truncated\n"
             "FROM traces GROUP BY step ORDER BY step",
         ),
         Example(
@@ -21,7 +23,8 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         ),
         Example(
             "What do rollouts that fail have in common?",
-            "SELECT reward >= 1 AS passed, count(*) AS traces, avg(num_turns) AS turns, avg(num_sampled) AS sampled,\n"
+            "SELECT ended AND isfinite(reward) AND reward >= 1 AS passed, count(*) AS traces,\n"
+            "       avg(num_turns) AS turns, avg(num_sampled) AS sampled,\n"
             "       avg(CAST(is_truncated AS INTEGER)) AS truncated, avg(len(error_types)) AS errors\n"
             "FROM traces GROUP BY passed ORDER BY passed",
         ),
@@ -73,8 +76,8 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "rewards": (
         Example(
             "How does each reward move?",
-            "SELECT step, name, count(value) AS scored, avg(value) AS mean FROM rewards WHERE ended\n"
-            "GROUP BY ALL ORDER BY ALL",
+            "SELECT step, name, count(*) FILTER (isfinite(value)) AS scored, avg(value) FILTER (isfinite(value)) AS mean\n"
+            "FROM rewards WHERE ended GROUP BY ALL ORDER BY ALL",
         ),
         Example(
             "At which step did which reward change most?",
@@ -90,22 +93,23 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         ),
         Example(
             "One column a reward, side by side",
-            "PIVOT (SELECT step, name, value FROM rewards WHERE ended) ON name USING avg(value) GROUP BY step ORDER BY step",
+            "PIVOT (SELECT step, name, value FROM rewards WHERE ended AND isfinite(value)) ON name USING avg(value)\n"
+            "GROUP BY step ORDER BY step",
         ),
     ),
     "metrics": (
         Example(
             "How many traces measured each metric, and what came out?",
-            "SELECT name, count(value) AS measured, avg(value) AS mean, min(value) AS least, max(value) AS most\n"
-            "FROM metrics WHERE ended GROUP BY name ORDER BY name",
+            "SELECT name, count(*) AS measured, avg(value) AS mean, min(value) AS least, max(value) AS most\n"
+            "FROM metrics WHERE ended AND isfinite(value) GROUP BY name ORDER BY name",
         ),
     ),
     "groups": (
         Example(
             "Which groups carry no signal: all their rewards are equal?",
-            "SELECT step, group_index, task_idx, count(*) AS traces, min(reward) AS reward\n"
-            "FROM traces WHERE ended AND isfinite(reward)\n"
-            "GROUP BY ALL HAVING count(*) > 1 AND min(reward::FLOAT) = max(reward::FLOAT) ORDER BY ALL",
+            "SELECT step, group_index, task_idx, count(*) AS rollouts, min(reward) AS reward\n"
+            "FROM traces WHERE ended AND isfinite(reward) GROUP BY ALL\n"
+            "HAVING count(*) > 1 AND TRY_CAST(min(reward) AS FLOAT) = TRY_CAST(max(reward) AS FLOAT) ORDER BY ALL",
         ),
         Example(
             "Which groups are short?",

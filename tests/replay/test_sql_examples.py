@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from replay_build import Record, group, put_run, put_step, reply, said, trace
+from replay_build import Record, group, put_run, put_step, reply, said, trace, turn
 
 from rolltape.replay import ConvertOptions, open_run
 from rolltape.replay.exports.samples import batches
 from rolltape.replay.run import Run
 from rolltape.replay.sql import VIEWS
+from rolltape.replay.stats import stats
 
 Row = dict[str, Any]
 EXAMPLES = [(view.name, example.question) for view in VIEWS.values() for example in view.examples]
@@ -67,9 +68,9 @@ class Counted:
         result = []
         for row in self.rows:
             nodes = [i for i in range(row["num_nodes"]) if row["node_sampled"][i]]
-            for turn, node in enumerate(nodes):
+            for i, node in enumerate(nodes):
                 said = {name: (row[f"turn_{name}"] or {}) for name in ("weight_version", "finish_reason")}
-                engine = {name: values[turn] if values else None for name, values in said.items()}
+                engine = {name: values[i] if values else None for name, values in said.items()}
                 finish = engine["finish_reason"] or row["node_finish_reason"][node]
                 result.append({"step": row["step"], "weight_version": engine["weight_version"], "finish": finish})
         return result
@@ -90,6 +91,11 @@ def ended(row: Row) -> bool:
     return not row["error_types"] and row["disposition"] not in ("retried", "cancelled")
 
 
+def finite(value: float | None) -> bool:
+    """Whether a number was scored."""
+    return value is not None and math.isfinite(value)
+
+
 def there(values: Iterable[Any]) -> int:
     return sum(v is not None for v in values)
 
@@ -103,9 +109,9 @@ def reward_and_its_price(c: Counted) -> list[tuple[Any, ...]]:
             step,
             len(rows),
             sum(map(ended, rows)),
-            mean(r["reward"] for r in rows if ended(r)),
-            mean(r["num_sampled"] for r in rows),
-            mean(float(r["is_truncated"]) for r in rows),
+            mean(r["reward"] for r in rows if ended(r) and finite(r["reward"])),
+            mean(r["num_sampled"] for r in rows if ended(r) and r["num_sampled"]),
+            mean(float(r["is_truncated"]) for r in rows if ended(r)),
         )
         for (step,), rows in c.by("step")
     ]
@@ -114,16 +120,18 @@ def reward_and_its_price(c: Counted) -> list[tuple[Any, ...]]:
 def failing_tasks(c: Counted) -> list[tuple[Any, ...]]:
     found = []
     for key, rows in c.by("task_idx", "task_name"):
-        rewards = [r["reward"] for r in rows if ended(r) and r["reward"] is not None and math.isfinite(r["reward"])]
+        rewards = [r["reward"] for r in rows if ended(r) and finite(r["reward"])]
         found.append((*key, len(rows), sum(map(ended, rows)), mean(rewards), max(rewards, default=None)))
     return sorted(found, key=lambda r: (r[4] is not None, r[4] or 0, r[0]))[:20]
 
 
 def passed_or_not(c: Counted) -> list[tuple[Any, ...]]:
-    def passed(reward: float | None) -> bool | None:
-        return None if reward is None else math.isnan(reward) or reward >= 1  # NaN is the largest number in SQL
+    def passed(row: Row) -> bool | None:
+        if not ended(row):
+            return False
+        return None if row["reward"] is None else finite(row["reward"]) and row["reward"] >= 1
 
-    rows = [r | {"passed": passed(r["reward"])} for r in c.rows]
+    rows = [r | {"passed": passed(r)} for r in c.rows]
     return [
         (
             *key,
@@ -180,7 +188,8 @@ def kinds_of_tokens(c: Counted) -> list[tuple[Any, ...]]:
 
 def rewards_by_step(c: Counted) -> list[tuple[Any, ...]]:
     found = c.by("step", "name", rows=filter(ended, c.named("rewards")))
-    return [(*k, there(r["value"] for r in rows), mean(r["value"] for r in rows)) for k, rows in found]
+    scored = [(k, [r["value"] for r in rows if finite(r["value"])]) for k, rows in found]
+    return [(*k, len(values), mean(values)) for k, values in scored]
 
 
 def largest_changes(c: Counted) -> list[tuple[Any, ...]]:
@@ -209,7 +218,7 @@ def unscored(c: Counted) -> list[tuple[Any, ...]]:
 
 
 def side_by_side(c: Counted) -> list[tuple[Any, ...]]:
-    rewards = list(filter(ended, c.named("rewards")))
+    rewards = [r for r in c.named("rewards") if ended(r) and finite(r["value"])]
     names = sorted({r["name"] for r in rewards})
     return [
         (step, *(mean(r["value"] for r in of if r["name"] == name) for name in names))
@@ -220,13 +229,13 @@ def side_by_side(c: Counted) -> list[tuple[Any, ...]]:
 def measured(c: Counted) -> list[tuple[Any, ...]]:
     result = []
     for (name,), rows in c.by("name", rows=filter(ended, c.named("metrics"))):
-        values = [r["value"] for r in rows if r["value"] is not None]
+        values = [r["value"] for r in rows if finite(r["value"])]
         result.append((name, len(values), mean(values), min(values, default=None), max(values, default=None)))
     return result
 
 
 def without_signal(c: Counted) -> list[tuple[Any, ...]]:
-    mine = [r for r in c.rows if ended(r) and r["reward"] is not None and math.isfinite(r["reward"])]
+    mine = [r for r in c.rows if ended(r) and finite(r["reward"])]
     result = []
     for key, rows in c.by("step", "group_index", "task_idx", rows=mine):
         rewards = [r["reward"] for r in rows]
@@ -349,8 +358,8 @@ def some_trace(rng: random.Random, id: str, idx: int) -> Record:
         rng.choice([["ProviderError: 503"], ["ToolError: gone", "ProviderError: 503"]]) if rng.random() < 0.1 else []
     )
     nodes = [said(None, [1, 2])]
-    for turn in range(rng.randrange(1, 4)):
-        if turn:
+    for number in range(rng.randrange(1, 4)):
+        if number:
             nodes.append(said(len(nodes) - 1, [8] * rng.randrange(3), "17", role="tool"))
         logprobs = [-rng.random() * 9 for _ in range(rng.randrange(1, 12))]
         sampled = [rng.randrange(50) for _ in logprobs]
@@ -415,6 +424,20 @@ def test_the_examples_are_about_something(everything: Path) -> None:
     for view in VIEWS.values():
         for example in view.examples:
             assert run.sql(example.sql).fetchall(), example.question
+
+
+def test_groups_without_signal_are_those_that_stats_counts(demo_run: Path, tmp_path: Path) -> None:
+    put_run(tmp_path)
+    failed = [turn(id=f"f{i}", reward=0.0, errors=["ToolError: no"]) for i in range(3)]
+    wild = [turn(id=f"n{i}", reward=math.nan, idx=1) for i in range(3)]
+    flat = [turn(id=f"e{i}", reward=reward, idx=2) for i, reward in enumerate((1.0, 0.9999999999999999, None))]
+    alone = [turn(id="o", reward=1.0, idx=3), turn(id="p", reward=math.inf, idx=3)]
+    groups = [failed, wild, flat, alone]
+    records = [record for members in groups for record in members]
+    put_step(tmp_path, 0, records, groups=[group(members, i) for i, members in enumerate(groups)])
+    [example] = [e for e in VIEWS["groups"].examples if "carry no signal" in e.question]
+    assert [row[2] for row in open_run(tmp_path).sql(example.sql).fetchall()] == [2]
+    assert len(open_run(demo_run).sql(example.sql).fetchall()) == stats(open_run(demo_run)).total.flat
 
 
 def test_every_view_has_examples() -> None:

@@ -32,7 +32,7 @@ from rolltape.replay.tasks import Task, identity_of, labels
 By = Literal["task", "step", "none"]
 
 RATES = ("emitted_rate", "lost_rate")
-"""Quantities of a whole run: shares of the tries started."""
+"""Quantities of a whole run: shares of the rollouts started, by the last try of each: what was run again is none."""
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,11 @@ class Diff:
         """Every quantity over all rollouts, and the rates of the coverage."""
         in_a, in_b = (np.where(side.rollouts.final, 0, -1) for side in (self.a, self.b))
         found = {name: self._changes(name, in_a, in_b, 1)[0] for name in self._names}
-        started = self.coverage["started"]
+        again = self.coverage.get("retried", (0, 0))
+        begun = [started - n for started, n in zip(self.coverage["started"], again, strict=True)]
         for name in RATES:
             ended = self.coverage.get(name.removesuffix("_rate"), (0, 0))
-            a, b = (Mean(n / all_ if all_ else None, all_) for n, all_ in zip(ended, started, strict=True))
+            a, b = (Mean(n / all_ if all_ else None, all_) for n, all_ in zip(ended, begun, strict=True))
             found[name] = Change(a, b, None if a.mean is None or b.mean is None else b.mean - a.mean)
         return found
 

@@ -97,6 +97,10 @@ def test_rates_lengths_and_coverage(tmp_path: Path) -> None:
     assert means["tokens"] == (6.0, pytest.approx((6 + 6 + 100) / 3))
     assert means["turns"] == means["branches"] == (1.0, 1.0)
     assert means["lost_rate"] == (0.0, 0.0)
+    assert (found.quantities["emitted_rate"].a.n, found.quantities["emitted_rate"].b.n) == (3, 4)
+    assert means["emitted_rate"] == tuple(
+        side.coverage.get("emitted", 0) / n for side, n in ((found.a, 3), (found.b, 4))
+    )
     assert found.coverage["started"] == (3, 5)
     assert found.coverage["retried"] == (0, 1)
     assert found.coverage["error"] == (0, 1)

@@ -38,7 +38,6 @@ class _Runs:
         self.all = {**self.asked, **_real(Path(name) for name in configured)}
         """Also of the configuration: replayed where pytest comes upon their folders, or tests everything."""
         self.alone = bool(self.asked) and not _paths_given(config)
-        self.collected: set[Path] = set()
 
 
 _RUNS = pytest.StashKey[_Runs]()
@@ -74,9 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """How many runs, and by which converter."""
-    found = config.stash[_RUNS]
-    if not (runs := found.asked if found.alone else found.all):
+    """How many runs are replayed, and by which converter."""
+    if not (runs := _replayed(config)):
         return None
     from rolltape.replay.options import CONVERTER_VERSION
     from rolltape.replay.printing.words import counted
@@ -103,7 +101,6 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
     real = Path(os.path.realpath(path)) if runs.all else path
     if real not in runs.all:
         return None
-    runs.collected.add(real)
     return RecordedRun.from_parent(parent, path=path)
 
 
@@ -111,10 +108,20 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
     """Runs that lie in no collected folder: those of the command line, and where everything is tested, the configured ones."""
     runs = session.config.stash[_RUNS]
+    # asked of the items: pytest makes nodes of the folders beside those that it is given, and collects nothing of them
+    collected = {Path(os.path.realpath(item.path)) for item in items if isinstance(item, _RolltapeItem)}
     for real, path in (runs.all if _whole(session.config) else runs.asked).items():
-        if real not in runs.collected:
-            runs.collected.add(real)
+        if real not in collected:
             items.extend(session.genitems(RecordedRun.from_parent(session, path=path)))
+
+
+def _replayed(config: pytest.Config) -> list[Path]:
+    """The runs that are replayed: those of the command line, and of the configured ones those that it comes upon."""
+    runs = config.stash[_RUNS]
+    if _whole(config):
+        return list(runs.all)
+    looked = [Path(os.path.realpath(config.invocation_params.dir / str(arg).partition("::")[0])) for arg in config.args]
+    return [real for real in runs.all if real in runs.asked or any(real.is_relative_to(place) for place in looked)]
 
 
 def _whole(config: pytest.Config) -> bool:

@@ -119,6 +119,23 @@ def test_a_folder_of_runs_is_replayed_run_by_run(pytester: pytest.Pytester) -> N
     result.stdout.fnmatch_lines(["*runs/a::train-0 PASSED*", "*runs/b/c::train-0 PASSED*"])
 
 
+def test_only_the_runs_that_are_replayed_are_counted(pytester: pytest.Pytester) -> None:
+    for name in ("asked", "runs/a", "runs/b"):
+        record(pytester.path / name, steps=1)
+    pytester.makeini("[pytest]\nrolltape_runs = runs")
+    other = pytester.mkdir("other")
+    (other / "test_other.py").write_text("def test_one(): pass")
+    for words, header, passed in (
+        (("--rolltape", "asked"), "1 recorded run,", 1),
+        (("other", "--rolltape", "asked"), "1 recorded run,", 2),
+        ((), "2 recorded runs,", 3),
+    ):
+        result = replay(pytester, *words)
+        result.assert_outcomes(passed=passed)
+        result.stdout.fnmatch_lines([f"rolltape: {header}*"])
+    assert "recorded run" not in replay(pytester, "other").stdout.str()
+
+
 def test_several_runs_can_be_given_beside_tests_of_other_kinds(pytester: pytest.Pytester) -> None:
     for name in ("a", "b"):
         record(pytester.path / name, steps=1)

@@ -69,7 +69,8 @@ def _(con):
         f"""
         SELECT step, sum(list_sum(logprobs)) / -sum(list_count(logprobs)) AS mean,
                quantile_cont(-list_avg(logprobs), 0.1) AS low, quantile_cont(-list_avg(logprobs), 0.9) AS high,
-               sum(num_sampled) - sum(list_count(logprobs)) AS without
+               coalesce(sum(num_sampled - list_count(logprobs)), 0) AS without,
+               coalesce(sum(num_sampled) FILTER (logprobs IS NULL), 0) AS pruned
         FROM chosen GROUP BY step ORDER BY step
         """,
         output=False,
@@ -85,7 +86,8 @@ def _(surprise):
     plots.band(_ax, _s["step"], _s["low"], _s["high"], "middle 80 % of rollouts")
     plots.line(_ax, _s["step"], _s["mean"], "mean over tokens")
     _ax.set_ylim(bottom=0)
-    plots.note(_ax, f"left out: {_s['without'].sum():,.0f} sampled tokens without a log-prob")
+    _gone = f", {_s['pruned'].sum():,.0f} whose log-probs were pruned" if _s["pruned"].any() else ""
+    plots.note(_ax, f"left out: {_s['without'].sum():,.0f} sampled tokens without a log-prob{_gone}")
     plots.done(_ax)
     return
 

@@ -97,5 +97,5 @@ def _show(approved: Mapping[AnyPath, Sequence[Approval]], changed: int, dry_run:
     )
     verb = "would change" if dry_run else "written"
     out.print(f"{changed} {verb}, {same} as they were; version {CONVERTER_VERSION} of the converter", highlight=False)
-    none = f"; {counted(without_samples, 'trace')} gave none (`rolltape stats` says why)" if without_samples else ""
+    none = f"; {counted(without_samples, 'trace')} gave none (`rolltape verify` says why)" if without_samples else ""
     out.print(f"{counted(samples, 'Sample')}{none}", highlight=False)

@@ -38,7 +38,7 @@ class Written:
     warnings: tuple[str, ...] = ()
     """What is to be known of all of them."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Traces of a training step that gave no Sample, by what became of them."""
+    """Traces of the step that gave no Sample, by what became of them."""
 
     def line(self, run: str) -> str:
         """The file, its Samples, and how many traces gave none. `run`: what was converted."""
@@ -86,8 +86,10 @@ def write_samples(
         result.append(replace(written, warnings=tuple(warnings), left_out=left_out))
         told(result[-1])
     for step, commits in recalled.items():
-        samples = (s for commit in commits for s in _evaluation_samples(run, commit, branch_policy))
-        result.append(_written(write, paths[f"eval_{step}"], f"eval_{step}", samples))
+        left_out = Counter()
+        samples = (s for commit in commits for s in _evaluation_samples(run, commit, branch_policy, left_out))
+        written = _written(write, paths[f"eval_{step}"], f"eval_{step}", samples)
+        result.append(replace(written, left_out=left_out))
         told(result[-1])
     return result
 
@@ -118,10 +120,27 @@ def _evaluation_steps(run: Run, steps: Sequence[int] | None) -> dict[int, list[C
     return dict(sorted(found.items()))
 
 
-def _evaluation_samples(run: Run, commit: Commit, branch_policy: BranchPolicy | None) -> list[Sample]:
+def _evaluation_samples(
+    run: Run, commit: Commit, branch_policy: BranchPolicy | None, left_out: Counter[str]
+) -> Iterator[Sample]:
+    """The Samples of an evaluation; how many traces gave none, and why, goes to `left_out`."""
     options = ConvertOptions.from_dict(commit.step.options).with_branches(branch_policy)
-    rollouts = evaluated(read_part(run, commit), commit.groups, options, None)
-    return [sample for rollout in rollouts for sample in rollout.samples]
+    table = read_part(run, commit)
+    rollouts = evaluated(table, commit.groups, options, None)
+    kept = {rollout.trace_id for rollout in rollouts if rollout.samples}
+    rows = table.select(["trace_id", "disposition", "error_types", "num_sampled"]).to_pylist()
+    left_out.update(_why_none(row) for row in rows if row["trace_id"] not in kept)
+    for rollout in rollouts:
+        yield from rollout.samples
+
+
+def _why_none(row: Mapping[str, Any]) -> str:
+    """What became of a trace of an evaluation that gave no Sample."""
+    if row["disposition"] not in (None, "eval"):
+        return str(row["disposition"])
+    if row["error_types"]:
+        return "error"
+    return "failed_check" if row["num_sampled"] else "empty"
 
 
 def _paths(run: Run, pattern: str, names: Sequence[str], overwrite: bool) -> dict[str, Path]:

@@ -302,6 +302,15 @@ def test_annotated_log_probs_are_compared_where_the_trainer_recomputed_none(
     assert pictures["Difference by age of the weights"].patches
 
 
+def test_where_log_probs_were_pruned_it_says_so(tmp_path: Path, rolltape: Cli) -> None:
+    put_run(tmp_path / "run")
+    for step in range(2):
+        put_step(tmp_path / "run", step, [turn(id=f"t{step}")], first=8 * step)
+    assert rolltape("prune", tmp_path / "run", "--tokens", "--before", 1, "--yes")[0] == 0
+    said = texts_of(opened("drift", tmp_path / "run")[0]["Entropy, estimated"])
+    assert "left out: 0 sampled tokens without a log-prob, 3 whose log-probs were pruned" in said
+
+
 def test_without_other_log_probs_it_says_so(demo_run: Path) -> None:
     pictures, names = opened("drift", demo_run)
     assert not names["SOURCES"]

@@ -272,7 +272,7 @@ def test_the_command_says_how_many_traces_gave_no_sample() -> None:
     done = CliRunner().invoke(app, ["approve", str(demo), "--dry-run"])
     assert (done.exit_code, done.output.splitlines()[-1]) == (
         0,
-        "44 Samples; 4 traces gave none (`rolltape stats` says why)",
+        "44 Samples; 4 traces gave none (`rolltape verify` says why)",
     )
 
 

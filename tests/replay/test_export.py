@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from replay_build import put_attempt, put_run, put_step, turn
+from replay_build import group, put_attempt, put_run, put_step, turn
 
 from rolltape.replay import open_run
 from rolltape.replay.chosen import chosen_commits
@@ -182,3 +182,15 @@ def test_a_run_of_evaluations_only_says_how_they_are_converted(tmp_path: Path, r
 def test_a_run_of_no_step_at_all_is_not_said_to_hold_evaluations(tmp_path: Path, rolltape: Call) -> None:
     _, _, said = rolltape("convert", put_run(tmp_path / "empty"), "--out", tmp_path / "x-{rollout_id}.jsonl")
     assert "the run holds no step to convert; record one first" in said
+
+
+def test_traces_of_an_evaluation_that_give_no_sample_are_counted(tmp_path: Path, rolltape: Call) -> None:
+    root = put_run(tmp_path / "evaluated")
+    failed = turn(id="failed", errors=["TaskError: no"], rewards={}, nodes=[])
+    again = turn(id="again", errors=["TaskError: no"], rewards={})
+    fates = {"sound": "eval", "failed": "eval", "again": "retried"}
+    sound = turn(id="sound")
+    put_step(root, 0, [sound, failed, again], split="eval", groups=[group([sound, failed])], fates=fates)
+    code, out, _ = rolltape("convert", root, "--eval", "--out", tmp_path / "{rollout_id}.jsonl")
+    assert code == 0
+    assert "eval_0.jsonl: 1 sample; 2 traces gave none: 1 error, 1 retried" in " ".join(out.split())

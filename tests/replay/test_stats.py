@@ -517,6 +517,13 @@ def test_tasks_of_one_name_have_their_index_beside_it_and_one_of_two_names_is_on
     assert rows[2].split()[1] == "2"
 
 
+def test_an_attempt_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path, rolltape: Cli) -> None:
+    put_rollouts(put_run(tmp_path), 0, [[turn(id="a")]])
+    code, out, said = rolltape("stats", tmp_path, "--attempt", 7)
+    assert (code, out) == (2, "")
+    assert "there is no attempt 7; recorded are 0." in " ".join(said.split())
+
+
 def test_an_unreachable_rule_is_pointed_out(tmp_path: Path, rolltape: Cli) -> None:
     put_run(tmp_path)
     put_rollouts(tmp_path, 0, [[turn(id="a", reward=0.5)]])

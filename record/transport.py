@@ -30,6 +30,7 @@ from verifiers.v1.errors import OverlongPromptError, ProviderError, model_error
 
 from rolltape.record.reply import BadReply, Reply, check_asked, read_reply
 from rolltape.record.sampling import Limits, SamplingDefaults, engine_params, left_out, rename
+from rolltape.schema.jsontext import read_json
 from rolltape.schema.records import Turn, number
 
 logger = logging.getLogger(__name__)
@@ -452,8 +453,8 @@ def _provider_error() -> Iterator[None]:
 
 def _read(raw: bytes) -> Reply:
     try:
-        payload = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        payload = read_json(raw)
+    except ValueError as error:
         start = raw[:200].decode(errors="replace")
         raise ProviderError(f"The engine's reply is not JSON ({error}); it begins with {start!r}.") from None
     return checked(payload)

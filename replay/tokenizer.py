@@ -6,7 +6,6 @@ machine without network is told so in seconds, and not after every retry of ever
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rolltape.schema.errors import BadInput, MissingExtra, install
+from rolltape.schema.jsontext import read_json
 from rolltape.schema.storage import AnyPath
 
 HELP = "Folder or hub id of the tokenizer"
@@ -85,8 +85,8 @@ def vocabulary_size(*named: str) -> int | None:
         file = Path(place).expanduser() / "config.json"
         if not file.is_file():
             file = _cached(place, "config.json") or file
-        with suppress(OSError, ValueError, RecursionError, AttributeError):
-            config = json.loads(file.read_text(encoding="utf-8"))
+        with suppress(OSError, ValueError, AttributeError):
+            config = read_json(file.read_bytes())
             size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
             if type(size) is int and size > 0:
                 return size
